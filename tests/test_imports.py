@@ -14,7 +14,7 @@ LAYER = {
     "scenario": 1,
     "plan": 2,
     "runtime": 3,
-    "arms": 3,
+    "arms": 1,
     "prompts": 4,
     "client": 4,
     "record": 5,

@@ -1,0 +1,73 @@
+"""The catalogue of servers: how each arm is started, and what it can be asked for per request.
+
+An arm is data. No other module branches on an arm's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from finalbench.errors import UsageError
+from finalbench.scenario import Scenario
+
+Settings = dict[str, str | int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One kind of server.
+
+    `draft_axis`: drafts are a request setting, so one process serves the whole draft axis.
+    `scores`: it can judge another arm's output (`prompt_logprobs` with logits).
+    """
+
+    name: str
+    profile: str
+    draft_axis: bool
+    scores: bool
+    engine: Literal["vk"] = "vk"
+
+
+ARMS: Mapping[str, Arm] = {
+    "vk": Arm(name="vk", profile="vkae", draft_axis=True, scores=False),
+    "stock": Arm(name="stock", profile="stock", draft_axis=False, scores=True),
+}
+
+
+def arm(name: str) -> Arm:
+    """The arm of this name, or a usage error that lists the ones there are."""
+    if name not in ARMS:
+        raise UsageError(f"unknown arm {name!r}; arms are {', '.join(ARMS)}")
+    return ARMS[name]
+
+
+def server_settings(name: str, scenario: Scenario) -> Settings:
+    """What a server of this arm is started with; equal settings share one process."""
+    spec = arm(name)
+    serving = scenario.serving
+    device = scenario.hardware.device if serving.device == "auto" else serving.device
+    return {
+        "model": scenario.model.name,
+        "profile": serving.vk_profile if spec.profile == "vkae" else spec.profile,
+        "weights": serving.weights,
+        "device": device,
+        "dtype": scenario.model.dtype,
+        "threads": serving.threads,
+        "max_model_len": max(scenario.axes.seq_len) + max(scenario.axes.output_len) + 16,
+        "max_sequences": serving.max_sequences,
+        "draft": "none",  # the default of the server; every request states its own
+    }
+
+
+def serve_command(executable: list[str], settings: Settings, *, host: str, port: int) -> list[str]:
+    """The command line of one server. `executable` is what runs `vk`."""
+    command = [*executable, "serve", str(settings["model"])]
+    for key in ("profile", "weights", "device", "dtype", "threads"):
+        if settings[key] is not None:
+            command += [f"--{key}", str(settings[key])]
+    command += ["--max-model-len", str(settings["max_model_len"])]
+    command += ["--max-sequences", str(settings["max_sequences"])]
+    command += ["--draft", str(settings["draft"])]
+    return [*command, "--host", host, "--port", str(port)]

@@ -1,0 +1,195 @@
+"""Writing and reading a run folder: atomic `run.json`, append-only journals, torn tails dropped.
+
+Each line of a `.jsonl.zst` journal is one zstd frame, so a killed process costs at most the frame
+it was writing. Nothing here derives a number.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import zstandard
+from pydantic import ValidationError
+
+from finalbench.errors import BundleBroken, EnvironmentMissing, UsageError
+from finalbench.record.models import RequestRecord, Run, ScoreRecord, ServerRecord, TelemetryRecord
+from finalbench.scenario import Frozen
+
+RUN_FILE = "run.json"
+REQUESTS_FILE = "requests.jsonl.zst"
+SCORES_FILE = "scores.jsonl.zst"
+SERVERS_FILE = "servers.jsonl"
+TELEMETRY_FILE = "telemetry.jsonl"
+LOGS_DIR = "logs"
+_LOCK_FILE = ".lock"
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+M = TypeVar("M", bound=Frozen)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecords:
+    """Everything a run folder holds, parsed. `torn` names journals whose last line was cut."""
+
+    path: Path
+    run: Run
+    requests: tuple[RequestRecord, ...]
+    scores: tuple[ScoreRecord, ...]
+    servers: tuple[ServerRecord, ...]
+    telemetry: tuple[TelemetryRecord, ...]
+    torn: tuple[str, ...] = field(default=())
+
+
+class RunWriter:
+    """The only writer of a run folder; it holds a lock on it until `close`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        (path / LOGS_DIR).mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(path / _LOCK_FILE, os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise UsageError(f"another process is writing {path}") from None
+        for name in (REQUESTS_FILE, SCORES_FILE):
+            _cut_torn_tail(path / name, _whole_frames(path / name)[1])
+        for name in (SERVERS_FILE, TELEMETRY_FILE):
+            _cut_torn_tail(path / name, _whole_lines(path / name)[1])
+        self._compressor = zstandard.ZstdCompressor(level=3)
+
+    def write_run(self, run: Run) -> None:
+        """Replace run.json: a reader sees the old or the new one, never half."""
+        write_atomic(self.path / RUN_FILE, run.model_dump_json(indent=1).encode() + b"\n")
+
+    def append_request(self, record: RequestRecord) -> None:
+        self._append_frame(REQUESTS_FILE, record)
+
+    def append_score(self, record: ScoreRecord) -> None:
+        self._append_frame(SCORES_FILE, record)
+
+    def append_server(self, record: ServerRecord) -> None:
+        _append(self.path / SERVERS_FILE, record.model_dump_json().encode() + b"\n")
+
+    def append_telemetry(self, record: TelemetryRecord) -> None:
+        _append(self.path / TELEMETRY_FILE, record.model_dump_json().encode() + b"\n")
+
+    def close(self) -> None:
+        """Release the lock; the folder is a valid run at any moment, closed or not."""
+        (self.path / _LOCK_FILE).unlink(missing_ok=True)
+        os.close(self._lock)
+
+    def _append_frame(self, name: str, record: Frozen) -> None:
+        line = record.model_dump_json().encode() + b"\n"
+        _append(self.path / name, self._compressor.compress(line))
+
+
+def load_run(path: Path) -> RunRecords:
+    """Read a run folder. Errors: `UsageError` when it is none, `BundleBroken` when damaged."""
+    if not (path / RUN_FILE).is_file():
+        raise UsageError(f"{path} is not a run folder: it has no {RUN_FILE}")
+    run = _parse(Run, (path / RUN_FILE).read_bytes(), path / RUN_FILE, 1)
+    torn: list[str] = []
+
+    def journal(name: str, model: type[M], *, frames: bool) -> tuple[M, ...]:
+        lines, kept = (_whole_frames if frames else _whole_lines)(path / name)
+        if (path / name).exists() and kept < (path / name).stat().st_size:
+            torn.append(name)
+        return tuple(_parse(model, line, path / name, n) for n, line in enumerate(lines, 1))
+
+    return RunRecords(
+        path=path,
+        run=run,
+        requests=journal(REQUESTS_FILE, RequestRecord, frames=True),
+        scores=journal(SCORES_FILE, ScoreRecord, frames=True),
+        servers=journal(SERVERS_FILE, ServerRecord, frames=False),
+        telemetry=journal(TELEMETRY_FILE, TelemetryRecord, frames=False),
+        torn=tuple(torn),
+    )
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Temporary file, fsync, rename, fsync of the folder."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise _disk_error(path, error) from error
+
+
+def _append(path: Path, data: bytes) -> None:
+    """Append all of `data` or nothing of it."""
+    try:
+        with path.open("ab", buffering=0) as file:
+            start = file.tell()
+            try:
+                written = file.write(data)
+                if written != len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                file.truncate(start)
+                raise
+    except OSError as error:
+        raise _disk_error(path, error) from error
+
+
+def _disk_error(path: Path, error: OSError) -> EnvironmentMissing:
+    reason = "the disk is full" if error.errno in _FULL else (error.strerror or str(error))
+    return EnvironmentMissing(
+        f"cannot write {path}: {reason}",
+        hint="the run so far is kept; free some space and run the same command again to resume",
+    )
+
+
+def _whole_frames(path: Path) -> tuple[list[bytes], int]:
+    """Lines of the complete frames, and the number of bytes they take."""
+    data = path.read_bytes() if path.exists() else b""
+    lines: list[bytes] = []
+    start = 0
+    while start < len(data):
+        frame = zstandard.ZstdDecompressor().decompressobj()
+        try:
+            line = frame.decompress(data[start:])
+        except zstandard.ZstdError as error:
+            raise BundleBroken(f"{path}: byte {start} is not a zstd frame ({error})") from error
+        if not frame.eof:
+            break
+        lines.append(line)
+        start = len(data) - len(frame.unused_data)
+    return lines, start
+
+
+def _whole_lines(path: Path) -> tuple[list[bytes], int]:
+    data = path.read_bytes() if path.exists() else b""
+    kept = data.rfind(b"\n") + 1
+    return data[:kept].splitlines(), kept
+
+
+def _cut_torn_tail(path: Path, kept: int) -> None:
+    if path.exists() and path.stat().st_size > kept:
+        with path.open("r+b") as file:
+            file.truncate(kept)
+
+
+def _parse(model: type[M], data: bytes, path: Path, line: int) -> M:
+    try:
+        return model.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BundleBroken(f"{path}, line {line}: {where}: {first['msg']}") from error
