@@ -1,0 +1,43 @@
+"""Raw events -> rates and latencies: one definition each, pure."""
+
+from __future__ import annotations
+
+from finalbench.metrics.acceptance import Acceptance, acceptance
+from finalbench.metrics.bandwidth import Bound, Memory, bandwidth_bound, bytes_per_step, memory_of
+from finalbench.metrics.distribution import FLOORS, Distribution, distribution
+from finalbench.metrics.rates import Rate
+from finalbench.metrics.registry import METRICS, Metric, metric, within_bounds
+from finalbench.metrics.rows import BlockRow, CellRow, Counts, DomainRow, Limits, MetricsTable
+from finalbench.metrics.table import compute, compute_cell, measured
+from finalbench.metrics.timing import NORMAL_FINISHES, Timing, count_tokens, timing
+
+__all__ = [
+    "FLOORS",
+    "METRICS",
+    "NORMAL_FINISHES",
+    "Acceptance",
+    "BlockRow",
+    "Bound",
+    "CellRow",
+    "Counts",
+    "Distribution",
+    "DomainRow",
+    "Limits",
+    "Memory",
+    "Metric",
+    "MetricsTable",
+    "Rate",
+    "Timing",
+    "acceptance",
+    "bandwidth_bound",
+    "bytes_per_step",
+    "compute",
+    "compute_cell",
+    "count_tokens",
+    "distribution",
+    "measured",
+    "memory_of",
+    "metric",
+    "timing",
+    "within_bounds",
+]

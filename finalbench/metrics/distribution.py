@@ -1,0 +1,64 @@
+"""Latency distributions. A percentile below its sample floor is null and says so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from finalbench.scenario import Frozen
+
+# Fewest samples at which a 99 % bound of the percentile stays inside the sample (the early-stopping
+# floors of MLPerf's endpoint rules).
+FLOORS = {"p50": 11, "p90": 64, "p95": 130, "p99": 662, "p99_9": 6636}
+_LEVELS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}
+
+
+class Distribution(Frozen):
+    """Seconds. `n` is the number of samples, or of tokens where tokens are the weight."""
+
+    n: int
+    mean: float | None
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    p99_9: float | None = None
+    reasons: dict[str, str] = Field(default_factory=dict)
+
+
+def distribution(
+    values: Sequence[float], weights: Sequence[int] | None = None, *, reason: str = "no sample"
+) -> Distribution:
+    """Nearest-rank percentiles and the mean; with weights, each value counts that many times.
+
+    The floor applies to the number of independent values, not to their weight.
+    """
+    if not values:
+        return Distribution(
+            n=0, mean=None, reasons={"mean": reason, **dict.fromkeys(FLOORS, reason)}
+        )
+    counted = [1] * len(values) if weights is None else list(weights)
+    total = sum(counted)
+    mean = math.fsum(v * w for v, w in zip(values, counted, strict=True)) / total
+    ordered = sorted(zip(values, counted, strict=True))
+    found: dict[str, float] = {}
+    reasons: dict[str, str] = Field(default_factory=dict)
+    for name, level in _LEVELS.items():
+        if len(values) < FLOORS[name]:
+            reasons[name] = f"{len(values)} samples; {name} needs {FLOORS[name]}"
+        else:
+            found[name] = _nearest_rank(ordered, level, total)
+    return Distribution(n=total, mean=mean, reasons=reasons, **found)
+
+
+def _nearest_rank(ordered: Sequence[tuple[float, int]], level: float, total: int) -> float:
+    # The guard keeps 0.9 x 70 = 63.00000000000001 from asking for the 64th.
+    rank = math.ceil(level * total - 1e-9)
+    seen = 0
+    for value, weight in ordered:
+        seen += weight
+        if seen >= rank:
+            return value
+    return ordered[-1][0]

@@ -1,0 +1,74 @@
+"""Latencies of valid requests, from the send and from the schedule, and what meets the limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from finalbench.metrics.distribution import Distribution, distribution
+from finalbench.metrics.rows import Limits
+from finalbench.metrics.timing import NS, Timing
+
+
+def latency_table(timings: Sequence[Timing]) -> dict[str, Distribution]:
+    """By metric id. Latency ends at the last content event; usage and [DONE] come later."""
+    valid = [t for t in timings if t.valid]
+    first = [t for t in valid if t.first_ns is not None]
+    gaps = [gap for t in valid for gap in t.gaps()]
+    counted = all(t.counted_events for t in valid)
+    token_gaps = [(ns * NS / n, n) for ns, n in gaps if n] if counted else []
+    return {
+        "ttft_s": distribution([((t.first_ns or 0) - t.sent_ns) * NS for t in first]),
+        "ttft_scheduled_s": distribution(
+            [((t.first_ns or 0) - t.scheduled_ns) * NS for t in first]
+        ),
+        "tpot_s": distribution([value for t in valid if (value := tpot_s(t)) is not None]),
+        "chunk_gap_s": distribution([ns * NS for ns, _ in gaps], reason="no second chunk"),
+        "token_gap_s": distribution(
+            [gap for gap, _ in token_gaps],
+            [n for _, n in token_gaps],
+            reason="no second chunk" if counted else "tokens per chunk are unknown",
+        ),
+        "e2e_s": distribution([((t.last_ns or 0) - t.sent_ns) * NS for t in first]),
+        "e2e_scheduled_s": distribution([((t.last_ns or 0) - t.scheduled_ns) * NS for t in first]),
+        "connect_s": distribution(
+            [(t.connect_ns - t.sent_ns) * NS for t in valid if t.connect_ns is not None],
+            reason="no connection was opened",
+        ),
+    }
+
+
+def tpot_s(one: Timing) -> float | None:
+    """Seconds per token after the first chunk; None where there is no such token."""
+    if not one.decode_tokens or one.decode_ns is None:
+        return None
+    return one.decode_ns * NS / one.decode_tokens
+
+
+def token_weighted_tpot(timings: Sequence[Timing]) -> float | None:
+    used = [t for t in timings if t.valid and t.decode_tokens and t.decode_ns is not None]
+    if not used:
+        return None
+    return sum(t.decode_ns or 0 for t in used) * NS / sum(t.decode_tokens or 0 for t in used)
+
+
+def goodput(
+    timings: Sequence[Timing], scheduled: int, limits: Limits | None
+) -> tuple[float | None, str | None]:
+    """Share of scheduled requests, from their scheduled send, that meet every limit."""
+    if limits is None:
+        return None, "no limits were declared"
+    if scheduled == 0:
+        return None, "no request was scheduled"
+    return sum(_meets(t, limits) for t in timings) / scheduled, None
+
+
+def _meets(one: Timing, limits: Limits) -> bool:
+    if not one.valid or one.first_ns is None or one.last_ns is None:
+        return False
+    tpot = tpot_s(one)
+    pairs = (
+        ((one.first_ns - one.scheduled_ns) * NS, limits.ttft_s),
+        ((one.last_ns - one.scheduled_ns) * NS, limits.e2e_s),
+        (0.0 if tpot is None else tpot, limits.tpot_s),
+    )
+    return all(limit is None or value <= limit for value, limit in pairs)

@@ -1,0 +1,181 @@
+"""Token rates over the requests of one cell. Each keeps its numerator, denominator and window."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from finalbench.metrics.timing import NS, Timing
+from finalbench.scenario import Frozen
+
+MIN_STEADY_WINDOW_S = 1.0
+BUCKET_NS = 1_000_000_000
+
+
+class Rate(Frozen):
+    """`value` = `tokens` / `seconds`, or null with a reason.
+
+    `start_ns` and `end_ns` bound the events used; `seconds` may be less than their distance when a
+    rate adds the spans of separate requests or blocks.
+    """
+
+    value: float | None
+    tokens: int | None = None
+    seconds: float | None = None
+    start_ns: int | None = None
+    end_ns: int | None = None
+    token_source: str | None = None
+    requests: int = 0
+    reason: str | None = None
+
+
+def missing(reason: str) -> Rate:
+    return Rate(value=None, reason=reason)
+
+
+def decode_rate(timings: Sequence[Timing], concurrency: int) -> Rate:
+    """Single-stream decode rate; the first chunk's tokens and the wait for it are left out."""
+    if concurrency != 1:
+        return missing("decode_tok_s is defined for one stream only")
+    used = [t for t in timings if t.valid]
+    if not used:
+        return missing("no valid request")
+    if any(t.first_tokens is None for t in used):
+        return missing("tokens of the first chunk are unknown")
+    used = [t for t in used if (t.decode_tokens or 0) > 0]
+    if not used:
+        return missing("no request has a token after its first chunk")
+    return _rate(
+        used,
+        tokens=sum(t.decode_tokens or 0 for t in used),
+        ns=sum(t.decode_ns or 0 for t in used),
+        start=min(t.first_ns or 0 for t in used),
+        end=max(t.last_ns or 0 for t in used),
+    )
+
+
+def e2e_rate(timings: Sequence[Timing]) -> Rate:
+    """Tokens of valid requests from the first scheduled send, of any request, to the last event.
+
+    Failed requests earn no tokens, but the time they took stays in the denominator.
+    """
+    used = [t for t in timings if t.valid]
+    if not used:
+        return missing("no valid request")
+    start = min(t.scheduled_ns for t in timings)
+    end = max(t.last_ns for t in timings if t.last_ns is not None)
+    return _rate(
+        used, tokens=sum(t.tokens or 0 for t in used), ns=end - start, start=start, end=end
+    )
+
+
+def steady_rate(timings: Sequence[Timing], concurrency: int) -> Rate:
+    """Tokens inside the steady window of a closed loop. Events are assigned, not requests."""
+    if concurrency < 2:
+        return missing("steady_tok_s is defined for more than one stream")
+    window = steady_window(timings, concurrency)
+    if window is None:
+        return missing("the streams were never all in flight")
+    start, end = window
+    if (end - start) * NS < MIN_STEADY_WINDOW_S:
+        return missing(
+            f"the steady window of {max(end - start, 0) * NS:.3f} s is shorter than "
+            f"{MIN_STEADY_WINDOW_S:g} s"
+        )
+    inside = [t for t in timings if t.last_ns is not None and t.last_ns > start]
+    if not all(t.counted_events for t in inside):
+        return missing("tokens per chunk are unknown")
+    tokens = sum(n or 0 for t in inside for at, n in t.events if start < at <= end)
+    return _rate(inside, tokens=tokens, ns=end - start, start=start, end=end)
+
+
+def steady_window(timings: Sequence[Timing], concurrency: int) -> tuple[int, int] | None:
+    """From the last first token of the opening streams to the first end without a successor."""
+    started = [t for t in timings if t.first_ns is not None and t.last_ns is not None]
+    if len(started) < concurrency:
+        return None
+    by_send = sorted(started, key=lambda t: (t.sent_ns, t.request_id))
+    opening = by_send[:concurrency]
+    start = max(t.first_ns or 0 for t in opening)
+    last_send = by_send[-1].sent_ns
+    ends = [t.last_ns for t in started if t.last_ns is not None and t.last_ns >= last_send]
+    return (start, min(ends)) if ends else None
+
+
+def peak_rate(timings: Sequence[Timing]) -> Rate:
+    """Best 1 s bucket, weighing each chunk by its tokens; never below the mean over the buckets."""
+    used = [t for t in timings if t.valid]
+    if not used:
+        return missing("no valid request")
+    if not all(t.counted_events for t in used):
+        return missing("tokens per chunk are unknown")
+    start = min(t.first_ns or 0 for t in used)
+    end = max(t.last_ns or 0 for t in used)
+    if end - start < BUCKET_NS:
+        return missing("the events span less than one bucket of 1 s")
+    counts = buckets(used, start)
+    cut_s = (end - start) * NS - (len(counts) - 1)
+    per_second = [float(n) for n in counts]
+    if cut_s > 0.5:
+        # A shorter rest would turn single chunks into rates.
+        per_second[-1] = counts[-1] / cut_s
+    best = max(range(len(counts)), key=lambda i: per_second[i])
+    return Rate(
+        value=per_second[best],
+        tokens=counts[best],
+        seconds=counts[best] / per_second[best],
+        start_ns=start + best * BUCKET_NS,
+        end_ns=min(end, start + (best + 1) * BUCKET_NS),
+        token_source=sources(used),
+        requests=len(used),
+    )
+
+
+def buckets(timings: Sequence[Timing], start_ns: int) -> list[int]:
+    """Tokens in consecutive seconds from `start_ns`; their sum is the number of tokens."""
+    counts: dict[int, int] = {}
+    for one in timings:
+        for at, tokens in one.events:
+            index = (at - start_ns) // BUCKET_NS
+            counts[index] = counts.get(index, 0) + (tokens or 0)
+    return [counts.get(i, 0) for i in range(max(counts) + 1)]
+
+
+def pooled(rates: Sequence[Rate]) -> Rate:
+    """Blocks added: sum of tokens / sum of seconds, so that rate x duration = tokens holds."""
+    known = [r for r in rates if r.value is not None]
+    if not known:
+        reasons = [r.reason for r in rates if r.reason]
+        return missing(reasons[0] if reasons else "no block was measured")
+    tokens = sum(r.tokens or 0 for r in known)
+    seconds = sum(r.seconds or 0.0 for r in known)
+    found = {r.token_source for r in known}
+    return Rate(
+        value=tokens / seconds,
+        tokens=tokens,
+        seconds=seconds,
+        start_ns=min(r.start_ns for r in known if r.start_ns is not None),
+        end_ns=max(r.end_ns for r in known if r.end_ns is not None),
+        token_source=found.pop() if len(found) == 1 else "mixed",
+        requests=sum(r.requests for r in known),
+    )
+
+
+def sources(timings: Sequence[Timing]) -> str | None:
+    found = {t.source for t in timings if t.source is not None}
+    if not found:
+        return None
+    return next(iter(found)) if len(found) == 1 else "mixed"
+
+
+def _rate(used: Sequence[Timing], *, tokens: int, ns: int, start: int, end: int) -> Rate:
+    if ns <= 0:
+        return missing(f"the time span is {ns} ns")
+    return Rate(
+        value=tokens / (ns * NS),
+        tokens=tokens,
+        seconds=ns * NS,
+        start_ns=start,
+        end_ns=end,
+        token_source=sources(used),
+        requests=len(used),
+    )

@@ -1,0 +1,108 @@
+"""The models of metrics.json: one row per cell, every null with its reason."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from finalbench.metrics.acceptance import Acceptance
+from finalbench.metrics.bandwidth import Memory
+from finalbench.metrics.distribution import Distribution
+from finalbench.metrics.rates import Rate
+from finalbench.scenario import Frozen
+
+SCHEMA_VERSION = 1
+
+
+class Counts(Frozen):
+    """Requests of a cell; ok + failed + cancelled + incomplete = recorded."""
+
+    scheduled: int
+    recorded: int
+    ok: int
+    failed: int
+    cancelled: int
+    incomplete: int
+    warmup: int
+
+
+class Limits(Frozen):
+    """What a request must meet to count as good, seconds; null limits nothing."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+
+
+class BlockRow(Frozen):
+    """One cell in one block, that is in one fresh server process."""
+
+    block: int
+    server_id: str
+    roll: int
+    order_index: int | None
+    decode: Rate
+    e2e: Rate
+    steady: Rate
+    acceptance: Acceptance
+
+
+class DomainRow(Frozen):
+    """The same cell by prompt domain."""
+
+    domain: str
+    requests: int
+    decode_tok_s: float | None
+    acceptance_length: float | None
+    reason: str | None = None
+
+
+class CellRow(Frozen):
+    """One row of the table. Every null has its reason in `reasons`, by field name."""
+
+    id: str
+    pair_key: str
+    model: str
+    arm: str
+    axis: str
+    seq_len: int
+    output_len: int
+    sampling: str
+    sampling_fields: dict[str, float | int]
+    draft: dict[str, Any]
+    draft_label: str
+    concurrency: int
+    text_class: Literal["natural", "random"]
+    domain: str | None
+    runtime: str | None
+    counts: Counts
+    token_source: str | None
+    decode_tok_s: float | None
+    decode_tok_s_blocks: tuple[float | None, ...]
+    decode_tok_s_interval: tuple[float, float] | None
+    e2e_tok_s: float | None
+    steady_tok_s: float | None
+    peak_tok_s: float | None
+    rates: dict[str, Rate]
+    latencies: dict[str, Distribution]
+    tpot_token_weighted_s: float | None
+    acceptance: Acceptance
+    acceptance_length: float | None
+    goodput_share: float | None
+    bandwidth_share: float | None
+    limit_tok_s: float | None
+    bytes_per_step: int | None
+    blocks: tuple[BlockRow, ...]
+    domains: tuple[DomainRow, ...]
+    reasons: dict[str, str]
+
+
+class MetricsTable(Frozen):
+    """metrics.json."""
+
+    schema_version: Literal[1] = 1
+    run_id: str
+    memory: Memory
+    cells: tuple[CellRow, ...]
+
+    def cell(self, cell_id: str) -> CellRow:
+        return next(c for c in self.cells if c.id == cell_id)

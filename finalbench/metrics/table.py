@@ -1,0 +1,247 @@
+"""Raw records -> the rows of metrics.json. Derived only; nothing is taken from a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from finalbench.metrics.acceptance import Acceptance, acceptance
+from finalbench.metrics.bandwidth import Memory, bandwidth_bound, memory_of
+from finalbench.metrics.latency import goodput, latency_table, token_weighted_tpot
+from finalbench.metrics.rates import (
+    Rate,
+    decode_rate,
+    e2e_rate,
+    missing,
+    peak_rate,
+    pooled,
+    sources,
+    steady_rate,
+)
+from finalbench.metrics.rows import BlockRow, CellRow, Counts, DomainRow, Limits, MetricsTable
+from finalbench.metrics.timing import Timing, timing
+from finalbench.plan import Cell
+from finalbench.record import RequestRecord, RunRecords, ServerRecord
+from finalbench.scenario import ModelSpec
+from finalbench.stats import mean_interval
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """The measured requests of one cell in one block."""
+
+    block: int
+    roll: int
+    server_id: str
+    requests: list[RequestRecord]
+    timings: list[Timing]
+
+
+def compute(records: RunRecords, *, limits: Limits | None = None) -> MetricsTable:
+    """All rows of a run, in the plan's order."""
+    servers = {s.server_id: s for s in records.servers}
+    memory = memory_of(records.run.provenance.hardware, records.servers)
+    by_cell: dict[str, list[RequestRecord]] = {}
+    for request in records.requests:
+        by_cell.setdefault(request.cell_id, []).append(request)
+    rows = [
+        compute_cell(
+            cell,
+            by_cell.get(cell.id, []),
+            servers=servers,
+            model=records.run.scenario.model,
+            memory=memory,
+            limits=limits,
+        )
+        for cell in records.run.plan.cells
+    ]
+    return MetricsTable(run_id=records.run.run_id, memory=memory, cells=tuple(rows))
+
+
+def measured(cell: Cell, requests: Iterable[RequestRecord]) -> list[RequestRecord]:
+    """The requests that count: no warm-up, and one roll per block.
+
+    A block measured in several rolls counts once, by the first roll that ran it to its end, so
+    that no later and luckier attempt can replace it; without one, by the last roll.
+    """
+    by_attempt: dict[tuple[int, int], list[RequestRecord]] = {}
+    for request in requests:
+        if not request.warmup:
+            by_attempt.setdefault((request.block, request.roll), []).append(request)
+    chosen: dict[int, list[RequestRecord]] = {}
+    whole: set[int] = set()
+    for (block, _), found in sorted(by_attempt.items()):
+        if block in whole:
+            continue
+        chosen[block] = found
+        ended = [r for r in found if r.status not in ("cancelled", "incomplete")]
+        if len(ended) >= cell.requests:
+            whole.add(block)
+    return [r for block in sorted(chosen) for r in chosen[block]]
+
+
+def compute_cell(
+    cell: Cell,
+    requests: Sequence[RequestRecord],
+    *,
+    servers: dict[str, ServerRecord],
+    model: ModelSpec,
+    memory: Memory,
+    limits: Limits | None = None,
+) -> CellRow:
+    """One row from the raw requests of one cell, warm-ups included in `requests`."""
+    attempts = _attempts(measured(cell, requests))
+    timings = [t for a in attempts for t in a.timings]
+    blocks = tuple(_block(cell, a, servers) for a in attempts)
+    rates = {
+        "decode_tok_s": pooled([b.decode for b in blocks]),
+        "e2e_tok_s": pooled([b.e2e for b in blocks]),
+        "steady_tok_s": pooled([b.steady for b in blocks]),
+        "peak_tok_s": _best([peak_rate(a.timings) for a in attempts]),
+    }
+    drafts = _acceptance(cell, [r for a in attempts for r in a.requests])
+    reasons = {name: rate.reason for name, rate in rates.items() if rate.reason}
+    if drafts.reason:
+        reasons["acceptance_length"] = drafts.reason
+    whole = rates["decode_tok_s"] if cell.concurrency == 1 else rates["steady_tok_s"]
+    bound = bandwidth_bound(model, cell, whole.value, drafts.length, memory)
+    if bound.reason:
+        reasons["bandwidth_share"] = bound.reason
+        if bound.limit_tok_s is None:
+            reasons["limit_tok_s"] = bound.reason
+    good, goodput_reason = goodput(timings, cell.requests * len(attempts), limits)
+    if goodput_reason:
+        reasons["goodput_share"] = goodput_reason
+    interval, interval_reason = _interval(blocks)
+    if interval_reason:
+        reasons["decode_tok_s_interval"] = interval_reason
+    weighted = token_weighted_tpot(timings)
+    if weighted is None:
+        reasons["tpot_token_weighted_s"] = "no valid request with a second token"
+    latencies = latency_table(timings)
+    reasons |= {
+        f"{name}.{part}": why for name, d in latencies.items() for part, why in d.reasons.items()
+    }
+    runtimes = {servers[a.server_id].runtime for a in attempts if a.server_id in servers}
+    return CellRow(
+        id=cell.id,
+        pair_key=cell.pair_key,
+        model=cell.model,
+        arm=cell.arm,
+        axis=cell.axis,
+        seq_len=cell.seq_len,
+        output_len=cell.output_len,
+        sampling=cell.sampling.name,
+        sampling_fields=cell.sampling.fields(),
+        draft=cell.draft.model_dump(mode="json"),
+        draft_label=cell.draft.label,
+        concurrency=cell.concurrency,
+        text_class=cell.text_class,
+        domain=cell.domain,
+        runtime=next(iter(runtimes)) if len(runtimes) == 1 else None,
+        counts=_counts(cell, attempts, requests),
+        token_source=sources([t for t in timings if t.valid]),
+        decode_tok_s=rates["decode_tok_s"].value,
+        decode_tok_s_blocks=tuple(b.decode.value for b in blocks),
+        decode_tok_s_interval=interval,
+        e2e_tok_s=rates["e2e_tok_s"].value,
+        steady_tok_s=rates["steady_tok_s"].value,
+        peak_tok_s=rates["peak_tok_s"].value,
+        rates=rates,
+        latencies=latencies,
+        tpot_token_weighted_s=weighted,
+        acceptance=drafts,
+        acceptance_length=drafts.length,
+        goodput_share=good,
+        bandwidth_share=bound.share,
+        limit_tok_s=bound.limit_tok_s,
+        bytes_per_step=bound.bytes_per_step,
+        blocks=blocks,
+        domains=_domains(cell, attempts),
+        reasons=reasons,
+    )
+
+
+def _attempts(requests: Sequence[RequestRecord]) -> list[_Attempt]:
+    grouped: dict[int, list[RequestRecord]] = {}
+    for request in requests:
+        grouped.setdefault(request.block, []).append(request)
+    return [
+        _Attempt(block, found[0].roll, found[0].server_id, found, [timing(r) for r in found])
+        for block, found in sorted(grouped.items())
+    ]
+
+
+def _block(cell: Cell, attempt: _Attempt, servers: dict[str, ServerRecord]) -> BlockRow:
+    server = servers.get(attempt.server_id)
+    return BlockRow(
+        block=attempt.block,
+        server_id=attempt.server_id,
+        roll=attempt.roll,
+        order_index=None if server is None else server.order_index,
+        decode=decode_rate(attempt.timings, cell.concurrency),
+        e2e=e2e_rate(attempt.timings),
+        steady=steady_rate(attempt.timings, cell.concurrency),
+        acceptance=_acceptance(cell, attempt.requests),
+    )
+
+
+def _acceptance(cell: Cell, requests: Sequence[RequestRecord]) -> Acceptance:
+    if cell.draft.method == "none":
+        return Acceptance(length=None, reason="no drafts in this cell")
+    valid = [r for r in requests if timing(r).valid]
+    if not valid:
+        return Acceptance(length=None, reason="no valid request")
+    return acceptance(r.spec for r in valid)
+
+
+def _best(rates: Sequence[Rate]) -> Rate:
+    known = [r for r in rates if r.value is not None]
+    if not known:
+        return missing(next((r.reason for r in rates if r.reason), "no block was measured"))
+    return max(known, key=lambda r: r.value or 0.0)
+
+
+def _counts(cell: Cell, attempts: Sequence[_Attempt], requests: Sequence[RequestRecord]) -> Counts:
+    status = [r.status for a in attempts for r in a.requests]
+    return Counts(
+        scheduled=cell.requests * len(attempts),
+        recorded=len(status),
+        ok=status.count("ok"),
+        failed=status.count("failed"),
+        cancelled=status.count("cancelled"),
+        incomplete=status.count("incomplete"),
+        warmup=sum(r.warmup for r in requests),
+    )
+
+
+def _interval(blocks: Sequence[BlockRow]) -> tuple[tuple[float, float] | None, str | None]:
+    """Student interval of the mean over blocks."""
+    values = [b.decode.value for b in blocks if b.decode.value is not None]
+    if not values:
+        return None, "no block has a decode rate"
+    found = mean_interval(values)
+    if found.low is None or found.high is None:
+        return None, found.reason
+    return (found.low, found.high), None
+
+
+def _domains(cell: Cell, attempts: Sequence[_Attempt]) -> tuple[DomainRow, ...]:
+    grouped: dict[str, list[tuple[RequestRecord, Timing]]] = {}
+    for attempt in attempts:
+        for request, one in zip(attempt.requests, attempt.timings, strict=True):
+            if request.domain is not None:
+                grouped.setdefault(request.domain, []).append((request, one))
+    rows = []
+    for domain, found in sorted(grouped.items()):
+        rate = decode_rate([t for _, t in found], cell.concurrency)
+        rows.append(
+            DomainRow(
+                domain=domain,
+                requests=len(found),
+                decode_tok_s=rate.value,
+                acceptance_length=_acceptance(cell, [r for r, _ in found]).length,
+                reason=rate.reason,
+            )
+        )
+    return tuple(rows)
