@@ -1,0 +1,303 @@
+"""Many requests: closed loop, Poisson and constant-rate open loop, up to 1,024 at once.
+
+The schedule is fixed before the first send and every request keeps its scheduled time, so a
+client that falls behind shows as lag, never as better latency. Reading responses is put off and
+done in short slices, so that one stream's bookkeeping does not delay another's time stamps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Literal
+
+from finalbench.client.connection import Transfer
+from finalbench.client.http import StreamClient
+from finalbench.client.stream import StreamResult, interpret, interpret_steps
+from finalbench.errors import UsageError
+
+MAX_IN_FLIGHT = 1024
+_SLICE_NS = 150_000
+_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request to send. `body` is encoded beforehand; `index` is the caller's own number."""
+
+    index: int
+    body: bytes
+    path: str = "/v1/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How jobs are sent. `rate_per_s` is for the open loops, `seed` for Poisson arrivals.
+
+    closed: `concurrency` streams, each sends when its last request ended. poisson, constant: by
+    the clock; at most `concurrency` in flight, later ones wait and keep their scheduled time.
+    After `time_limit_s` nothing is sent and what is in flight ends as incomplete.
+    """
+
+    mode: Literal["closed", "poisson", "constant"] = "closed"
+    concurrency: int = 1
+    rate_per_s: float | None = None
+    seed: int = 0
+    time_limit_s: float | None = None
+    request_timeout_s: float | None = 600.0
+
+    def check(self) -> None:
+        """UsageError for a load that cannot be run."""
+        if not 1 <= self.concurrency <= MAX_IN_FLIGHT:
+            raise UsageError(f"concurrency: must be 1 to {MAX_IN_FLIGHT}, not {self.concurrency}")
+        if self.mode != "closed" and not (self.rate_per_s and self.rate_per_s > 0):
+            raise UsageError(f"rate_per_s: mode {self.mode} needs a rate above 0")
+
+    def arrivals_ns(self, count: int) -> list[int]:
+        """Scheduled times of an open loop, ns from its start; the same seed gives the same."""
+        rate = self.rate_per_s or 1.0
+        if self.mode == "constant":
+            return [round(index * _NS / rate) for index in range(count)]
+        draw, at, times = random.Random(self.seed), 0.0, []
+        for _ in range(count):
+            times.append(round(at * _NS))
+            at += draw.expovariate(rate)
+        return times
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One request of a cell. `scheduled_ns` is when it should have been sent."""
+
+    job: Job
+    scheduled_ns: int
+    result: StreamResult
+
+    @property
+    def lag_ns(self) -> int:
+        """How late it was sent, the opening of a connection included."""
+        return self.result.sent_ns - self.scheduled_ns
+
+
+@dataclass(frozen=True, slots=True)
+class CellRun:
+    """All of a cell. `outcomes` in order of scheduled time; `unsent` jobs were never scheduled."""
+
+    outcomes: tuple[Outcome, ...]
+    started_ns: int
+    ended_ns: int
+    max_in_flight: int
+    unsent: int
+    connects: int
+    stopped: bool
+
+    def count(self, status: str) -> int:
+        return sum(1 for outcome in self.outcomes if outcome.result.status == status)
+
+
+@dataclass
+class _Cell:
+    """The moving parts of one run. `over` ends sending; `ending` says with which status."""
+
+    client: StreamClient
+    base_url: str
+    load: Load
+    on_outcome: Callable[[Outcome], None] | None
+    headers: dict[str, str] | None
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    ending: tuple[str, str] = ("cancelled", "stopped by the user")
+    waiting: deque[tuple[Job, int, Transfer]] = field(default_factory=deque)
+    more: asyncio.Event = field(default_factory=asyncio.Event)
+    all_sent: bool = False
+    outcomes: list[Outcome] = field(default_factory=list)
+    in_flight: int = 0
+    max_in_flight: int = 0
+
+    def end(self, status: str, reason: str) -> None:
+        if not self.over.is_set():
+            self.ending = (status, reason)
+            self.over.set()
+            self.client.cut_all(status, reason)
+
+    async def send(self, job: Job) -> Transfer:
+        self.in_flight += 1
+        self.max_in_flight = max(self.max_in_flight, self.in_flight)
+        try:
+            return await self.client.post(
+                self.base_url,
+                job.path,
+                job.body,
+                timeout_s=self.load.request_timeout_s,
+                headers=self.headers,
+            )
+        finally:
+            self.in_flight -= 1
+
+    def hand_over(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+        if self.on_outcome is not None:
+            self.on_outcome(outcome)
+
+    def put_off(self, job: Job, scheduled_ns: int, transfer: Transfer) -> None:
+        self.waiting.append((job, scheduled_ns, transfer))
+        self.more.set()
+
+    async def read(self) -> None:
+        """Turns transfers into outcomes, giving way after every slice, until all are read."""
+        clock = self.client.clock
+        while True:
+            if not self.waiting:
+                if self.all_sent:
+                    return
+                self.more.clear()
+                await self.more.wait()
+                continue
+            job, scheduled_ns, transfer = self.waiting.popleft()
+            steps, begun = interpret_steps(transfer), clock()
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as finished:
+                    self.hand_over(Outcome(job, scheduled_ns, finished.value))
+                    break
+                if clock() - begun > _SLICE_NS:
+                    await asyncio.sleep(0)
+                    begun = clock()
+            await asyncio.sleep(0)
+
+    async def one_stream(self, jobs: Iterator[Job]) -> None:
+        """A closed loop of one: answers are read between requests, not during the next one."""
+        scheduled = self.client.clock()
+        for job in jobs:
+            transfer = await self.send(job)
+            self.hand_over(Outcome(job, scheduled, interpret(transfer)))
+            if self.over.is_set():
+                return
+            scheduled = self.client.clock()
+
+    async def closed_stream(self, jobs: Iterator[Job]) -> None:
+        scheduled = self.client.clock()
+        for job in jobs:
+            transfer = await self.send(job)
+            self.put_off(job, scheduled, transfer)
+            if self.over.is_set():
+                return
+            scheduled = transfer.done_ns or self.client.clock()
+
+    async def open_loop(self, jobs: Iterator[Job], arrivals_ns: Sequence[int]) -> None:
+        gate = asyncio.Semaphore(self.load.concurrency)
+        clock, start = self.client.clock, self.client.clock()
+        async with asyncio.TaskGroup() as group:
+            for arrival in arrivals_ns:
+                due = start + arrival
+                while (wait := due - clock()) > 0 and not self.over.is_set():
+                    await _wait(self.over, wait / _NS)
+                if self.over.is_set():
+                    return
+                group.create_task(self._gated(gate, next(jobs), due))
+
+    async def _gated(self, gate: asyncio.Semaphore, job: Job, due: int) -> None:
+        async with gate:
+            if not self.over.is_set():
+                self.put_off(job, due, await self.send(job))
+                return
+        # Scheduled, but its turn never came: it is counted, not lost.
+        status, reason = self.ending
+        now = self.client.clock()
+        self.put_off(job, due, Transfer(sent_ns=now, done_ns=now, cut=status, error=reason))
+
+
+async def run_cell(
+    client: StreamClient,
+    base_url: str,
+    jobs: Sequence[Job],
+    load: Load,
+    *,
+    on_outcome: Callable[[Outcome], None] | None = None,
+    stop: asyncio.Event | None = None,
+    headers: dict[str, str] | None = None,
+) -> CellRun:
+    """Sends all jobs under `load` and reads all answers. Failures of requests are outcomes.
+
+    `on_outcome` is called once per request, soon after it ended (between requests when there is
+    one stream); it should be quick. Setting `stop` ends requests in flight as cancelled and
+    returns what there is. Connections are opened before the first send.
+    """
+    load.check()
+    cell = _Cell(client, base_url, load, on_outcome, headers)
+    connects = client.connects
+    with suppress(OSError, TimeoutError):
+        # Without a server each request fails on its own and says why.
+        await client.connect(base_url, min(load.concurrency, len(jobs)))
+    queue = iter(jobs)
+    started = client.clock()
+    with _quiet_collector():
+        reader = asyncio.create_task(cell.read())
+        reader.add_done_callback(lambda _: cell.end("cancelled", "a result could not be stored"))
+        guard = asyncio.create_task(_guard(cell, stop or asyncio.Event(), load.time_limit_s))
+        try:
+            await _send_all(cell, queue, len(jobs))
+        except BaseException:
+            reader.cancel()
+            raise
+        finally:
+            guard.cancel()
+            cell.all_sent = True
+            cell.more.set()
+        await reader
+    return CellRun(
+        outcomes=tuple(sorted(cell.outcomes, key=lambda o: (o.scheduled_ns, o.job.index))),
+        started_ns=started,
+        ended_ns=client.clock(),
+        max_in_flight=cell.max_in_flight,
+        unsent=sum(1 for _ in queue),
+        connects=client.connects - connects,
+        stopped=stop is not None and stop.is_set(),
+    )
+
+
+async def _send_all(cell: _Cell, queue: Iterator[Job], count: int) -> None:
+    load = cell.load
+    if load.mode != "closed":
+        await cell.open_loop(queue, load.arrivals_ns(count))
+    elif load.concurrency == 1:
+        await cell.one_stream(queue)
+    else:
+        streams = min(load.concurrency, count)
+        await asyncio.gather(*(cell.closed_stream(queue) for _ in range(streams)))
+
+
+async def _guard(cell: _Cell, stop: asyncio.Event, limit_s: float | None) -> None:
+    """Ends what is in flight when the caller says stop or the time is up."""
+    if await _wait(stop, limit_s):
+        cell.end("cancelled", "stopped by the user")
+    else:
+        cell.end("incomplete", f"cut by the time limit of {limit_s:g} s")
+
+
+async def _wait(event: asyncio.Event, seconds: float | None) -> bool:
+    """True when the event came before the time was over."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+@contextmanager
+def _quiet_collector() -> Iterator[None]:
+    """Keeps the cycle collector out of the time stamps; it runs before and after."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
