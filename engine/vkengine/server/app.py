@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from .driver import Driver
@@ -22,8 +22,8 @@ from .metrics import Metrics
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from ..engine import Engine
-    from ..tokenizer import Tokenizer
+    from vkengine.engine import Engine
+    from vkengine.tokenizer import Tokenizer
 
 log = logging.getLogger("vkengine")
 _OPEN_PATHS = frozenset({"/health", "/ping", "/version"})
@@ -160,5 +160,3 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     except TimeoutError:
         raise ApiError(408, f"the body took longer than {limits.body_s:g} s") from None
     return b"".join(parts)
-
-

@@ -6,7 +6,8 @@ import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..tokenizer import TemplateFailed, TemplateMissing
+from vkengine.tokenizer import TemplateFailed, TemplateMissing
+
 from .app import Service, read_body
 from .errors import ApiError, field_error
 from .generation import Generation
@@ -18,9 +19,21 @@ from .stream import Answer
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from ..sampling import Draft, SamplingParams
+    from vkengine.sampling import Draft, SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
+# What a request that leaves a field out gets; never taken from a checkpoint's files.
+SAMPLER_DEFAULTS = {
+    "max_tokens": DEFAULT_MAX_TOKENS,
+    "min_tokens": 0,
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
 
 
 async def complete(request: Request) -> Answer:
@@ -56,9 +69,7 @@ async def complete(request: Request) -> Answer:
     renderer = CompletionRenderer(
         generation, service.engine.model_name, service.tokenizer, options, body.request_id
     )
-    return Answer(
-        generation, renderer, stream=bool(body.stream), limit_s=service.limits.request_s
-    )
+    return Answer(generation, renderer, stream=bool(body.stream), limit_s=service.limits.request_s)
 
 
 async def chat(request: Request) -> Answer:
@@ -95,9 +106,7 @@ async def chat(request: Request) -> Answer:
     renderer = ChatRenderer(
         generation, service.engine.model_name, tokenizer, options, body.request_id
     )
-    return Answer(
-        generation, renderer, stream=bool(body.stream), limit_s=service.limits.request_s
-    )
+    return Answer(generation, renderer, stream=bool(body.stream), limit_s=service.limits.request_s)
 
 
 def _usage(body: Sampling) -> dict[str, bool]:
@@ -174,7 +183,7 @@ def _params(
     service: Service, body: Sampling, logprobs: int | None, scoring: int | None
 ) -> SamplingParams:
     """The engine's view of the body; `max_tokens` and `choice` are set for each request."""
-    from ..sampling import SamplingParams
+    from vkengine.sampling import SamplingParams
 
     given = {
         name: value
@@ -205,9 +214,7 @@ def _params(
 
 
 def _draft(body: DraftBody) -> Draft:
-    from ..sampling import Draft
+    from vkengine.sampling import Draft
 
     acceptance = None if body.acceptance is None else body.acceptance.synthetic
-    return Draft(
-        method=body.method, k=body.k, head_rows=body.head_rows, acceptance=acceptance
-    )
+    return Draft(method=body.method, k=body.k, head_rows=body.head_rows, acceptance=acceptance)

@@ -14,12 +14,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from vkengine.output import EngineFull, Output
+
 from .errors import ApiError, field_error
 
 if TYPE_CHECKING:
-    from ..engine import Engine
-    from ..output import Output
-    from ..sampling import SamplingParams
+    from vkengine.engine import Engine
+    from vkengine.sampling import SamplingParams
 
 log = logging.getLogger("vkengine")
 
@@ -57,6 +58,7 @@ class Driver:
         self._running: dict[str, Job] = {}  # touched by the engine's thread alone
         self._jobs: dict[str, Job] = {}  # touched by the event loop alone
         self._closing = False
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name="vk-engine", daemon=True)
 
     @property
@@ -112,7 +114,8 @@ class Driver:
             self._wake.notify()
         if self._thread.is_alive():
             self._thread.join(wait_s)
-        if not self._thread.is_alive():
+        if not self._thread.is_alive() and not self._closed:
+            self._closed = True
             self.engine.close()
 
     def _run(self) -> None:
@@ -120,7 +123,7 @@ class Driver:
             while self._collect():
                 if self.engine.has_work():
                     self._hand_over(self.engine.step(), time.monotonic())
-        except Exception as error:  # noqa: BLE001 (the thread's last words: every request hears them)
+        except Exception as error:  # the thread's last words: every request hears them
             log.exception("the engine stopped")
             reason = f"{type(error).__name__}: {error}"
             self._post(self._fail, reason)
@@ -128,7 +131,9 @@ class Driver:
     def _collect(self) -> bool:
         """Waits for something to do and applies it. False: time to stop."""
         with self._wake:
-            while not (self._closing or self._aborts or self._can_admit() or self.engine.has_work()):
+            while not (
+                self._closing or self._aborts or self._can_admit() or self.engine.has_work()
+            ):
                 self._wake.wait()
             if self._closing:
                 return False
@@ -146,8 +151,6 @@ class Driver:
         return bool(self._waiting) and len(self._running) < self.engine.max_sequences
 
     def _admit(self) -> None:
-        from ..output import EngineFull
-
         while self._can_admit():
             with self._wake:
                 if not self._waiting:

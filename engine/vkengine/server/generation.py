@@ -14,9 +14,10 @@ from .errors import ApiError
 from .stops import StopStrings
 
 if TYPE_CHECKING:
-    from ..output import Output, TokenLogprobs
-    from ..sampling import SamplingParams
-    from ..tokenizer import Tokenizer
+    from vkengine.output import Output, TokenLogprobs
+    from vkengine.sampling import SamplingParams
+    from vkengine.tokenizer import Tokenizer
+
     from .metrics import Metrics
 
 _serial = itertools.count()

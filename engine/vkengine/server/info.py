@@ -20,7 +20,7 @@ from .protocol import (
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from ..tokenizer import Tokenizer
+    from vkengine.tokenizer import Tokenizer
 
 
 def service_of(request: Request) -> Service:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..output import TokenLogprobs
-    from ..tokenizer import Tokenizer
+    from vkengine.output import TokenLogprobs
+    from vkengine.tokenizer import Tokenizer
+
     from .generation import Choice, Delta, Generation
 
 _quote = json.encoder.encode_basestring_ascii  # type: ignore[attr-defined]

@@ -19,8 +19,8 @@ import uvicorn
 from .app import Limits, create_app
 
 if TYPE_CHECKING:
-    from ..engine import Engine
-    from ..tokenizer import Tokenizer
+    from vkengine.engine import Engine
+    from vkengine.tokenizer import Tokenizer
 
 INTERRUPTED = 130
 
@@ -85,7 +85,10 @@ def serve(
         server = _Server(config)
         stop.server = server
         announce(f"vk: serving {engine.model_name} ({engine.profile}) on http://{host}:{port}")
-        asyncio.run(server.serve(sockets=[sock]))
+        try:
+            asyncio.run(server.serve(sockets=[sock]))
+        finally:
+            app.state.service.driver.close(wait_s=5)
         return stop.exit_code
 
 

@@ -1,0 +1,311 @@
+"""The `vk` command: serve, generate, bench. Parses, calls one function, prints."""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .sampling import Draft
+    from .tokenizer import Tokenizer
+
+USAGE, ENVIRONMENT, BUG, INTERRUPTED = 2, 3, 70, 130
+
+app = typer.Typer(
+    name="vk",
+    help="VK: serves a model over HTTP, generates text, times the engine.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+class StartFailed(Exception):
+    """This machine or checkpoint cannot do what was asked: exit 3."""
+
+
+class Profile(StrEnum):
+    vkae = "vkae"
+    vkue = "vkue"
+    stock = "stock"
+
+
+class Device(StrEnum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Dtype(StrEnum):
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+Model = Annotated[str, typer.Argument(help="Checkpoint folder, or a known name such as vk-tiny.")]
+ProfileOption = Annotated[Profile, typer.Option(help="Which engine.")]
+Weights = Annotated[str, typer.Option(help="auto (the checkpoint's) or random:SEED.")]
+DeviceOption = Annotated[Device, typer.Option(help="Where to run.")]
+DtypeOption = Annotated[Dtype, typer.Option(help="Of the weights.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads.")]
+MaxLen = Annotated[int | None, typer.Option(min=2, help="Longest prompt and output, tokens.")]
+MaxSequences = Annotated[int, typer.Option(min=1, help="Sequences decoded at once.")]
+DraftOption = Annotated[str, typer.Option(help="Default draft: none, mtp:K or ngram:K.")]
+
+
+@app.command()
+def serve(
+    model: Model,
+    profile: ProfileOption = Profile.vkae,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    weights: Weights = "auto",
+    device: DeviceOption = Device.auto,
+    dtype: DtypeOption = Dtype.auto,
+    threads: Threads = None,
+    max_model_len: MaxLen = None,
+    max_sequences: MaxSequences = 8,
+    draft: DraftOption = "none",
+    api_key_env: Annotated[
+        str | None, typer.Option(help="Environment variable that holds the API key.")
+    ] = None,
+    max_waiting: Annotated[int, typer.Option(min=0, help="Requests that may wait.")] = 512,
+    max_body_mib: Annotated[int, typer.Option(min=1, help="Largest request body.")] = 16,
+    request_timeout_s: Annotated[float, typer.Option(min=0.1, help="Longest request.")] = 3600.0,
+    shutdown_timeout_s: Annotated[int, typer.Option(min=0, help="Grace at the end.")] = 10,
+) -> None:
+    """Serves MODEL with an OpenAI-compatible API until SIGTERM or Ctrl-C."""
+    from .server.app import Limits
+    from .server.serve import PortInUse, bind
+    from .server.serve import serve as run
+
+    default_draft = _draft(draft)
+    api_key = _api_key(api_key_env)
+    limits = Limits(max_waiting, max_body_mib << 20, request_s=request_timeout_s)
+
+    def load() -> tuple[Engine, Tokenizer | None, dict[str, Any]]:
+        engine = _load(
+            model, profile, weights, device, dtype, threads, max_model_len, max_sequences,
+            default_draft,
+        )  # fmt: skip
+        return engine, _tokenizer(model), _model_settings(model)
+
+    try:
+        code = run(
+            load,
+            bind(host, port),
+            limits=limits,
+            api_key=api_key,
+            announce=_say,
+            shutdown_s=shutdown_timeout_s,
+        )
+    except PortInUse as error:
+        raise StartFailed(str(error)) from error
+    raise typer.Exit(code)
+
+
+@app.command()
+def generate(
+    model: Model,
+    prompt: Annotated[str, typer.Argument(help="Text to continue; - reads standard input.")],
+    profile: ProfileOption = Profile.vkae,
+    max_tokens: Annotated[int, typer.Option(min=1)] = 64,
+    temperature: Annotated[float, typer.Option(min=0)] = 0.0,
+    top_p: Annotated[float, typer.Option(max=1)] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int | None, typer.Option()] = None,
+    chat: Annotated[bool, typer.Option(help="Put the prompt through the chat template.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    weights: Weights = "auto",
+    device: DeviceOption = Device.auto,
+    dtype: DtypeOption = Dtype.auto,
+    threads: Threads = None,
+    draft: DraftOption = "none",
+) -> None:
+    """Continues PROMPT and prints the text as it comes."""
+    from .generate import generate_text
+    from .sampling import SamplingParams
+
+    text = sys.stdin.read() if prompt == "-" else prompt
+    try:
+        params = SamplingParams(
+            max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    tokenizer = _tokenizer(model)
+    if tokenizer is None:
+        raise StartFailed(f"'{model}' has no tokenizer.json, so text cannot be read")
+    engine = _load(model, profile, weights, device, dtype, threads, None, 1, _draft(draft))
+    try:
+        document = generate_text(
+            engine, tokenizer, text, params, chat=chat, write=None if as_json else _write
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    finally:
+        engine.close()
+    if as_json:
+        _print_json(document)
+    else:
+        _write("\n")
+
+
+@app.command()
+def bench(
+    model: Model,
+    profile: ProfileOption = Profile.vkae,
+    bare: Annotated[bool, typer.Option(help="transformers' generate alone.")] = False,
+    prompt_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    output_tokens: Annotated[int, typer.Option(min=2)] = 128,
+    repeat: Annotated[int, typer.Option(min=1)] = 3,
+    weights: Weights = "auto",
+    device: DeviceOption = Device.auto,
+    dtype: DtypeOption = Dtype.auto,
+    threads: Threads = None,
+    draft: DraftOption = "none",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Times decoding without a server in between."""
+    if bare and profile is not Profile.stock:
+        raise typer.BadParameter("--bare times transformers' generate: use --profile stock")
+    engine = _load(model, profile, weights, device, dtype, threads, None, 1, _draft(draft))
+    try:
+        if profile is Profile.stock:
+            from .bare import bare_loop
+
+            document = bare_loop(
+                engine,  # ty: ignore[invalid-argument-type]
+                prompt_tokens=prompt_tokens,
+                output_tokens=output_tokens,
+                repeat=repeat,
+            )
+        else:
+            from .bench import bench_engine
+
+            document = bench_engine(
+                engine, prompt_tokens=prompt_tokens, output_tokens=output_tokens, repeat=repeat
+            )
+    finally:
+        engine.close()
+    if as_json:
+        _print_json(document)
+    else:
+        _write(f"{document['decode_tok_s']:.1f} tok/s, decode alone, median of {repeat}\n")
+
+
+def _load(
+    model: str,
+    profile: Profile,
+    weights: str,
+    device: Device,
+    dtype: Dtype,
+    threads: int | None,
+    max_model_len: int | None,
+    max_sequences: int,
+    default_draft: Draft,
+) -> Engine:
+    """Raises StartFailed for everything a user can mend."""
+    if profile is Profile.stock:
+        if default_draft.method != "none":
+            raise typer.BadParameter("--draft: the stock profile does not draft")
+        from .stock_model import StockLoadError, load_stock
+
+        try:
+            return load_stock(  # ty: ignore[invalid-return-type]
+                model, weights=weights, device=device.value, dtype=dtype.value,
+                threads=threads, max_model_len=max_model_len,
+            )  # fmt: skip
+        except StockLoadError as error:
+            raise StartFailed(str(error)) from error
+    from .checkpoint import CheckpointError
+    from .engine import load_engine
+
+    try:
+        return load_engine(
+            model, profile=profile.value, weights=weights, device=device.value,
+            dtype=dtype.value, threads=threads, max_model_len=max_model_len,
+            max_sequences=max_sequences, default_draft=default_draft,
+        )  # fmt: skip
+    except CheckpointError as error:
+        raise StartFailed(str(error)) from error
+
+
+def _tokenizer(model: str) -> Tokenizer | None:
+    from .digest import checkpoint_folder
+    from .tokenizer import Tokenizer
+
+    folder = checkpoint_folder(model)
+    if folder is None or not (folder / "tokenizer.json").is_file():
+        return None
+    return Tokenizer(folder)
+
+
+def _model_settings(model: str) -> dict[str, Any]:
+    from .digest import checkpoint_folder, model_digest
+    from .server.completions import SAMPLER_DEFAULTS
+
+    folder = checkpoint_folder(model)
+    return {
+        "model_digest": None if folder is None else model_digest(folder),
+        "sampler_defaults": SAMPLER_DEFAULTS,
+    }
+
+
+def _draft(text: str) -> Draft:
+    from .sampling import Draft
+
+    method, _, depth = text.partition(":")
+    if method not in ("none", "mtp", "ngram") or (method == "none") == bool(depth):
+        raise typer.BadParameter(f"--draft '{text}': must be none, mtp:K or ngram:K")
+    if depth and depth != "auto" and not (depth.isdigit() and 1 <= int(depth) <= 8):
+        raise typer.BadParameter(f"--draft '{text}': K is 1 to 8 or auto")
+    return Draft(method, int(depth) if depth.isdigit() else depth or 0)
+
+
+def _api_key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "")
+    if not key:
+        raise StartFailed(f"the environment variable {variable} holds no API key")
+    return key
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _write(text: str) -> None:
+    print(text, end="", flush=True)  # noqa: T201
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    import json
+
+    _write(json.dumps(document) + "\n")
+
+
+def main() -> None:
+    """Entry point; the one place where an exception becomes an exit code."""
+    try:
+        app()
+    except StartFailed as error:
+        _say(f"error: {error}")
+        sys.exit(ENVIRONMENT)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        sys.exit(0)
+    except Exception:  # noqa: BLE001 (a bug: say so, with its trace, under its own code)
+        import traceback
+
+        traceback.print_exc()
+        _say("error: this is a bug in vk")
+        sys.exit(BUG)

@@ -1,0 +1,144 @@
+"""Loads a checkpoint, or random weights of its shape, into transformers for the stock profile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from .digest import checkpoint_folder
+from .stock import StockEngine
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+DEFAULT_MAX_LEN = 32_768
+
+
+class StockLoadError(ValueError):
+    """The checkpoint cannot be served as it is; names the file or tensor."""
+
+
+def load_stock(
+    model: str,
+    *,
+    weights: str = "auto",
+    device: str = "auto",
+    dtype: str = "auto",
+    threads: int | None = None,
+    max_model_len: int | None = None,
+) -> StockEngine:
+    """`weights` is auto or random:SEED. Raises StockLoadError."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    place = _device(device)
+    number = _dtype(dtype, place)
+    folder = checkpoint_folder(model)
+    if weights != "auto":
+        loaded = _random(model, folder, weights, place, number)
+    elif folder is None:
+        raise StockLoadError(f"no checkpoint '{model}': give a folder with config.json")
+    else:
+        loaded = _read(folder, place, number)
+    text = loaded.config.get_text_config(decoder=True)
+    longest = int(getattr(text, "max_position_embeddings", None) or DEFAULT_MAX_LEN)
+    if max_model_len is not None and max_model_len > longest:
+        raise StockLoadError(f"max_model_len {max_model_len} is above the model's {longest}")
+    return StockEngine(
+        loaded,
+        model_name=Path(model).name,
+        eos_token_ids=_eos(folder, loaded.config),
+        max_model_len=max_model_len or min(longest, DEFAULT_MAX_LEN),
+        weights="real" if weights == "auto" else weights,
+        threads=threads,
+    )
+
+
+def _device(device: str) -> torch.device:
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise StockLoadError("no CUDA device on this machine")
+    return torch.device(device)
+
+
+def _dtype(dtype: str, device: torch.device) -> torch.dtype:
+    if dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return getattr(torch, dtype)
+
+
+def _read(folder: Path, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    _check_files(folder)
+    try:
+        loaded, info = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
+    except (OSError, SafetensorError, RuntimeError, ValueError, KeyError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise StockLoadError(f"checkpoint {folder.name}: {first}") from error
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise StockLoadError(f"checkpoint {folder.name}: tensor {missing[0]} is missing")
+    return loaded.to(device)
+
+
+def _check_files(folder: Path) -> None:
+    """A truncated or absent file is named here; transformers would say much less."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+    else:
+        names = sorted(path.name for path in folder.glob("*.safetensors"))
+        if not names:
+            raise StockLoadError(f"checkpoint {folder.name}: no safetensors file")
+    for name in names:
+        path = folder / name
+        if not path.is_file():
+            raise StockLoadError(f"checkpoint {folder.name}: {name} is missing")
+        with path.open("rb") as file:
+            head = file.read(8)
+            length = int.from_bytes(head, "little")
+            header = file.read(length) if length < 1 << 27 else b""
+        try:
+            tensors = json.loads(header)
+            end = max(t["data_offsets"][1] for n, t in tensors.items() if n != "__metadata__")
+        except (ValueError, KeyError, TypeError):
+            raise StockLoadError(f"checkpoint {folder.name}: {name} is truncated") from None
+        if path.stat().st_size != 8 + length + end:
+            raise StockLoadError(f"checkpoint {folder.name}: {name} is truncated")
+
+
+def _random(
+    model: str, folder: Path | None, weights: str, device: torch.device, dtype: torch.dtype
+) -> PreTrainedModel:
+    """The engine's own random weights, so that both arms hold the same numbers."""
+    kind, _, seed = weights.partition(":")
+    if kind != "random" or not seed.isdigit():
+        raise StockLoadError(f"weights '{weights}': must be auto or random:SEED")
+    raise StockLoadError(
+        "random weights: the stock profile needs vkengine.checkpoint.random_model, "
+        "which this version does not have"
+    )
+
+
+def _eos(folder: Path | None, config: Any) -> frozenset[int]:
+    """generation_config.json, else the model's config."""
+    value = None
+    if folder is not None and (folder / "generation_config.json").is_file():
+        text = (folder / "generation_config.json").read_text("utf-8")
+        value = json.loads(text).get("eos_token_id")
+    if value is None:
+        value = getattr(config.get_text_config(decoder=True), "eos_token_id", None)
+    if value is None:
+        value = getattr(config, "eos_token_id", None)
+    if value is None:
+        return frozenset()
+    return frozenset(value if isinstance(value, list) else [value])
