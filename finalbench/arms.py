@@ -12,6 +12,8 @@ from typing import Literal
 from finalbench.errors import UsageError
 from finalbench.scenario import Scenario
 
+_SHARED = ("profile", "weights", "device", "dtype", "threads")
+
 Settings = dict[str, str | int | None]
 
 
@@ -21,18 +23,20 @@ class Arm:
 
     `draft_axis`: drafts are a request setting, so one process serves the whole draft axis.
     `scores`: it can judge another arm's output (`prompt_logprobs` with logits).
+    `bare_loop`: `vk bench` can time it without HTTP.
     """
 
     name: str
     profile: str
     draft_axis: bool
     scores: bool
+    bare_loop: bool
     engine: Literal["vk"] = "vk"
 
 
 ARMS: Mapping[str, Arm] = {
-    "vk": Arm(name="vk", profile="vkae", draft_axis=True, scores=False),
-    "stock": Arm(name="stock", profile="stock", draft_axis=False, scores=True),
+    "vk": Arm(name="vk", profile="vkae", draft_axis=True, scores=False, bare_loop=False),
+    "stock": Arm(name="stock", profile="stock", draft_axis=False, scores=True, bare_loop=True),
 }
 
 
@@ -50,6 +54,7 @@ def server_settings(name: str, scenario: Scenario) -> Settings:
     device = scenario.hardware.device if serving.device == "auto" else serving.device
     return {
         "model": scenario.model.name,
+        "path": scenario.model.path,
         "profile": serving.vk_profile if spec.profile == "vkae" else spec.profile,
         "weights": serving.weights,
         "device": device,
@@ -63,11 +68,33 @@ def server_settings(name: str, scenario: Scenario) -> Settings:
 
 def serve_command(executable: list[str], settings: Settings, *, host: str, port: int) -> list[str]:
     """The command line of one server. `executable` is what runs `vk`."""
-    command = [*executable, "serve", str(settings["model"])]
-    for key in ("profile", "weights", "device", "dtype", "threads"):
+    command = [*executable, "serve", model_argument(settings)]
+    for key in _SHARED:
         if settings[key] is not None:
             command += [f"--{key}", str(settings[key])]
     command += ["--max-model-len", str(settings["max_model_len"])]
     command += ["--max-sequences", str(settings["max_sequences"])]
     command += ["--draft", str(settings["draft"])]
     return [*command, "--host", host, "--port", str(port)]
+
+
+def bare_command(
+    executable: list[str],
+    settings: Settings,
+    *,
+    prompt_tokens: int,
+    output_tokens: int,
+    repeat: int,
+) -> list[str]:
+    """The command line that times an arm's own loop without HTTP."""
+    command = [*executable, "bench", model_argument(settings), "--bare", "--json"]
+    for key in _SHARED:
+        if settings[key] is not None:
+            command += [f"--{key}", str(settings[key])]
+    command += ["--prompt-tokens", str(prompt_tokens), "--output-tokens", str(output_tokens)]
+    return [*command, "--repeat", str(repeat)]
+
+
+def model_argument(settings: Settings) -> str:
+    """A checkpoint's folder when one is given, else the model's name."""
+    return str(settings.get("path") or settings["model"])

@@ -144,8 +144,8 @@ def _cells(scenario: Scenario) -> Iterable[Cell]:
 
 
 def _cell(scenario: Scenario, arm: str, point: Point, draft: DraftSetting, axis: Axis) -> Cell:
-    sampling = scenario.sampling(point.sampling)
-    settings = server_settings(arm, scenario)
+    sampling = scenario.samplings[point.sampling]
+    settings = {k: v for k, v in server_settings(arm, scenario).items() if k != "path"}
     work = {
         "model": scenario.model.name,
         "seq_len": point.seq_len,
@@ -199,7 +199,7 @@ def _orders(
             backward = list(reversed(forward))
             orders += [forward, backward]
         else:
-            orders += [forward, backward] if len(orders) % 4 == 0 else [backward, forward]
+            orders += [forward, backward]
     return orders[:blocks]
 
 

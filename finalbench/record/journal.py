@@ -17,11 +17,19 @@ import zstandard
 from pydantic import ValidationError
 
 from finalbench.errors import BundleBroken, EnvironmentMissing, UsageError
-from finalbench.record.models import RequestRecord, Run, ScoreRecord, ServerRecord, TelemetryRecord
+from finalbench.record.models import (
+    PromptRecord,
+    RequestRecord,
+    Run,
+    ScoreRecord,
+    ServerRecord,
+    TelemetryRecord,
+)
 from finalbench.scenario import Frozen
 
 RUN_FILE = "run.json"
 REQUESTS_FILE = "requests.jsonl.zst"
+PROMPTS_FILE = "prompts.jsonl.zst"
 SCORES_FILE = "scores.jsonl.zst"
 SERVERS_FILE = "servers.jsonl"
 TELEMETRY_FILE = "telemetry.jsonl"
@@ -38,6 +46,7 @@ class RunRecords:
 
     path: Path
     run: Run
+    prompts: tuple[PromptRecord, ...]
     requests: tuple[RequestRecord, ...]
     scores: tuple[ScoreRecord, ...]
     servers: tuple[ServerRecord, ...]
@@ -57,7 +66,7 @@ class RunWriter:
         except OSError:
             os.close(self._lock)
             raise UsageError(f"another process is writing {path}") from None
-        for name in (REQUESTS_FILE, SCORES_FILE):
+        for name in (PROMPTS_FILE, REQUESTS_FILE, SCORES_FILE):
             _cut_torn_tail(path / name, _whole_frames(path / name)[1])
         for name in (SERVERS_FILE, TELEMETRY_FILE):
             _cut_torn_tail(path / name, _whole_lines(path / name)[1])
@@ -66,6 +75,9 @@ class RunWriter:
     def write_run(self, run: Run) -> None:
         """Replace run.json: a reader sees the old or the new one, never half."""
         write_atomic(self.path / RUN_FILE, run.model_dump_json(indent=1).encode() + b"\n")
+
+    def append_prompt(self, record: PromptRecord) -> None:
+        self._append_frame(PROMPTS_FILE, record)
 
     def append_request(self, record: RequestRecord) -> None:
         self._append_frame(REQUESTS_FILE, record)
@@ -105,6 +117,7 @@ def load_run(path: Path) -> RunRecords:
     return RunRecords(
         path=path,
         run=run,
+        prompts=journal(PROMPTS_FILE, PromptRecord, frames=True),
         requests=journal(REQUESTS_FILE, RequestRecord, frames=True),
         scores=journal(SCORES_FILE, ScoreRecord, frames=True),
         servers=journal(SERVERS_FILE, ServerRecord, frames=False),

@@ -20,6 +20,7 @@ __all__ = [
     "Classes",
     "Failure",
     "Plan",
+    "PromptRecord",
     "RequestRecord",
     "Roll",
     "Run",
@@ -52,6 +53,18 @@ class Spec(Frozen):
     draft_tokens: int
     accepted_tokens: int
     accepted_per_pos: tuple[int, ...] = ()
+
+
+class PromptRecord(Frozen):
+    """One prompt of exact length, the same for every arm; requests name it by its digest."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    seq_len: int
+    index: int
+    warmup: bool
+    domain: str | None
+    digest: str
+    token_ids: tuple[int, ...]
 
 
 class RequestRecord(Frozen):
@@ -159,10 +172,14 @@ class Roll(Frozen):
     ended_utc: str | None
     status: RunStatus
     command: tuple[str, ...]
+    failed: int = 0  # failures met in this attempt, resolved later or not
 
 
 class Failure(Frozen):
-    """A cell (or a whole server, when `cell_id` is null) that gave no result in a block."""
+    """A cell (a whole server, when `cell_id` is null) that has no full result in a block.
+
+    Once a later roll completes the cell its failure is dropped; the roll keeps the count.
+    """
 
     cell_id: str | None
     block: int | None

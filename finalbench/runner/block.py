@@ -1,0 +1,271 @@
+"""One block: its servers one after the other, each fresh; warm-up, cells, counters, scoring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from finalbench.arms import arm
+from finalbench.errors import EnvironmentMissing
+from finalbench.record import (
+    Block,
+    Cell,
+    Failure,
+    RequestRecord,
+)
+from finalbench.runner.interrupts import Interrupts
+from finalbench.runner.progress import Progress
+from finalbench.runner.prompts import PromptStock
+from finalbench.runner.scoring import Scorer
+from finalbench.runner.state import Ledger, Opened
+from finalbench.runner.traffic import Attempt, run_requests
+from finalbench.runner.watch import ServerWatch
+from finalbench.runtime.ready import ServerFailed
+from finalbench.runtime.server import (
+    LiveServer,
+    ServerStartFailed,
+    attach_endpoint,
+    start_server,
+)
+
+_SERVER_ENVIRONMENT_EXIT = 3  # the engine's exit code for a missing or broken checkpoint or device
+
+
+class BlockRunner:
+    """Runs blocks into an opened run folder. `run_state` is what run.json must hold by now."""
+
+    def __init__(
+        self,
+        opened: Opened,
+        ledger: Ledger,
+        endpoints: Mapping[str, str],
+        environment: Mapping[str, str],
+        interrupts: Interrupts,
+        progress: Progress,
+    ) -> None:
+        self.run_state = opened.run
+        self._writer, self._ledger, self._progress = opened.writer, ledger, progress
+        self._endpoints, self._environment = endpoints, environment
+        self._interrupts = interrupts
+        self._scenario, self._plan = opened.run.scenario, opened.run.plan
+        self._roll = opened.run.rolls[-1].index
+        self._prompts = PromptStock(
+            self._scenario, opened.prompts, self._guarded(self._writer.append_prompt)
+        )
+        self._watch: ServerWatch | None = None
+        self._measured_arms = {r.arm for r in opened.requests if r.status == "ok"}
+        self._started = 0
+        self._last_error: str | None = None
+
+    def run(self, block: Block) -> None:
+        """Measure what is missing in this block, then score what waits for a score."""
+        for order_index, key in enumerate(block.order):
+            cells = [self._plan.cell(cell_id) for cell_id in block.cells[key]]
+            self._run_cells(block, key, order_index, cells)
+        self._score_late(block)
+
+    def unscored(self) -> bool:
+        """Whether any greedy output waits for a score that some arm could give."""
+        return self._scorer_key() is not None and any(
+            self._ledger.unscored(block.index) for block in self._plan.blocks
+        )
+
+    def stop_servers(self) -> None:
+        """End whatever server is up, and record it."""
+        if self._watch is not None:
+            watch, self._watch = self._watch, None
+            self._writer.append_server(watch.close())
+
+    def _run_cells(self, block: Block, key: str, order_index: int, cells: list[Cell]) -> None:
+        """Serve a key's cells; after a server's death the rest goes on with a fresh one."""
+        waiting = [c for c in cells if self._ledger.missing(c, block.index)]
+        scores = key == self._scorer_key()
+        while waiting:
+            server = self._bring_up(block, key, order_index, "measure", waiting)
+            if server is None:
+                break
+            self._prepare_prompts(server, cells)
+            while waiting:
+                cell = waiting.pop(0)
+                trouble = self._run_cell(block, cell, server)
+                if trouble is not None:
+                    self._fail(cell, block, trouble)
+                    self.stop_servers()
+                    break
+            else:
+                # The last server of a block scores at once; an earlier one has nothing to score.
+                if scores and self._rest_done(block, key):
+                    self._score(block, server)
+                self.stop_servers()
+
+    def _rest_done(self, block: Block, key: str) -> bool:
+        return key == block.order[-1] or not any(
+            self._ledger.missing(self._plan.cell(cell_id), block.index)
+            for other in block.order[block.order.index(key) + 1 :]
+            for cell_id in block.cells[other]
+        )
+
+    def _run_cell(self, block: Block, cell: Cell, server: LiveServer) -> str | None:
+        """Warm up, then measure. Returns why the server is of no more use, or None."""
+        workload = self._scenario.workload
+        missing = self._ledger.missing(cell, block.index)
+        self._progress.phase(f"block {block.index + 1} of {len(self._plan.blocks)}: {cell.label}")
+        warmups = self._prompts.warmups(cell.seq_len)
+        for warmup, prompts in ((True, warmups), (False, self._prompts.measured(cell, missing))):
+            if not prompts:
+                continue
+            attempt = Attempt(
+                cell=cell,
+                block=block.index,
+                roll=self._roll,
+                server_id=self._server_id(),
+                warmup=warmup,
+                output_len=min(workload.warmup_output_len, cell.output_len)
+                if warmup
+                else cell.output_len,
+                ignore_eos=workload.ignore_eos,
+            )
+            trouble = run_requests(
+                server,
+                attempt,
+                prompts,
+                timeout_s=self._scenario.measure.request_timeout_s,
+                interrupts=self._interrupts,
+                on_record=self._on_record,
+            )
+            if trouble is not None:
+                return trouble
+        left = self._ledger.missing(cell, block.index)
+        if left:
+            self._fail(cell, block, self._request_error(cell, block, len(left)))
+        return None
+
+    def _on_record(self, record: RequestRecord) -> None:
+        self._guarded(self._writer.append_request)(record)
+        self._ledger.add(record)
+        if record.status == "ok":
+            self._measured_arms.add(record.arm)
+        else:
+            self._last_error = record.error
+        if not record.warmup:
+            self._progress.request(record)
+
+    def _request_error(self, cell: Cell, block: Block, left: int) -> str:
+        return f"{left} of {cell.requests} requests failed; the last: {self._last_error}"
+
+    def _bring_up(
+        self,
+        block: Block,
+        key: str,
+        order_index: int,
+        purpose: Literal["measure", "score"],
+        waiting: list[Cell],
+    ) -> LiveServer | None:
+        """A ready server, or None after its cells were marked failed."""
+        name = next(c.arm for c in self._plan.cells if c.server_key == key)
+        settings = self._plan.servers[key]
+        self._started += 1
+        server_id = f"{key}-b{block.index}-r{self._roll}-{self._started}"
+        self._progress.phase(
+            f"block {block.index + 1} of {len(self._plan.blocks)}: starting {name}"
+        )
+        log = self._writer.path / "logs" / f"{server_id}.log"
+        watch = ServerWatch(
+            server_id=server_id,
+            server_key=key,
+            arm=name,
+            block=block.index,
+            roll=self._roll,
+            order_index=order_index,
+            purpose=purpose,
+        )
+        measure = self._scenario.measure
+        try:
+            if name in self._endpoints:
+                server = attach_endpoint(
+                    self._endpoints[name], settings, timeout_s=measure.start_timeout_s
+                )
+            else:
+                server = start_server(
+                    settings,
+                    log=log,
+                    timeout_s=measure.start_timeout_s,
+                    environment=self._environment,
+                )
+        except ServerStartFailed as error:
+            self._writer.append_server(watch.failed(error, log))
+            if error.exit_code_of_server == _SERVER_ENVIRONMENT_EXIT and (
+                name not in self._measured_arms
+            ):
+                raise EnvironmentMissing(f"{name}: {error.last_line}") from error
+            for cell in waiting:
+                self._fail(cell, block, f"the server did not start: {error}")
+            waiting.clear()
+            return None
+        self._watch = watch
+        watch.began(server)
+        return server
+
+    def _prepare_prompts(self, server: LiveServer, cells: list[Cell]) -> None:
+        self._progress.phase("prompts of exact length")
+        for cell in cells:
+            self._prompts.prepare(server, cell.seq_len, cell.requests)
+
+    def _score_late(self, block: Block) -> None:
+        """Score in a server of its own what no measuring server could score."""
+        key = self._scorer_key()
+        if key is None or not self._ledger.unscored(block.index):
+            return
+        server = self._bring_up(block, key, len(block.order), "score", [])
+        if server is not None:
+            self._score(block, server)
+            self.stop_servers()
+
+    def _score(self, block: Block, server: LiveServer) -> None:
+        self._progress.phase(f"block {block.index + 1}: scoring outputs")
+        name = next(c.arm for c in self._plan.cells if c.server_key == self._scorer_key())
+        scorer = Scorer(
+            server, self._server_id(), name, timeout_s=self._scenario.measure.request_timeout_s
+        )
+        try:
+            for request in self._ledger.unscored(block.index):
+                prompt = self._prompts.by_digest(request.prompt_digest)
+                score = scorer.score(request, prompt.token_ids)
+                self._guarded(self._writer.append_score)(score)
+                self._ledger.add_score(score)
+        except ServerFailed as error:
+            reason = server.died() or str(error)
+            self._note_failure(
+                Failure(cell_id=None, block=block.index, roll=self._roll, reason=reason)
+            )
+        finally:
+            scorer.close()
+
+    def _scorer_key(self) -> str | None:
+        """The baseline's server where it can score, else any that can."""
+        able = [c for c in self._plan.cells if arm(c.arm).scores]
+        able.sort(key=lambda c: c.arm != self._scenario.baseline)
+        return able[0].server_key if able else None
+
+    def _server_id(self) -> str:
+        return self._watch.server_id if self._watch else ""
+
+    def _fail(self, cell: Cell, block: Block, reason: str) -> None:
+        self._note_failure(
+            Failure(cell_id=cell.id, block=block.index, roll=self._roll, reason=reason)
+        )
+        self._progress.note(f"{cell.label}, block {block.index + 1}: {reason}")
+
+    def _note_failure(self, failure: Failure) -> None:
+        failures = (*self.run_state.failures, failure)
+        self.run_state = self.run_state.model_copy(update={"failures": failures})
+        self._guarded(self._writer.write_run)(self.run_state)
+
+    def _guarded(self, write: Callable[..., None]) -> Callable[..., None]:
+        """A write that no signal cuts in half."""
+
+        def guarded(record: object) -> None:
+            with self._interrupts.shielded():
+                write(record)
+
+        return guarded

@@ -1,0 +1,154 @@
+"""One cell's requests against one live server, as records."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from finalbench.client.http import StreamClient
+from finalbench.client.load import Job, Load, Outcome, run_cell
+from finalbench.client.stream import encode_body
+from finalbench.record import Cell, PromptRecord, RequestRecord, Spec, Usage
+from finalbench.runner.interrupts import Interrupts
+from finalbench.runtime.server import LiveServer
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Where a batch of requests belongs, and how long its outputs are, in tokens."""
+
+    cell: Cell
+    block: int
+    roll: int
+    server_id: str
+    warmup: bool
+    output_len: int
+    ignore_eos: bool
+
+
+def request_body(attempt: Attempt, model: str, prompt: PromptRecord) -> dict[str, Any]:
+    """The exact body: every sampler field, the draft and the seed are always sent."""
+    draft = attempt.cell.draft
+    return {
+        "model": model,
+        "prompt": list(prompt.token_ids),
+        "max_tokens": attempt.output_len,
+        "ignore_eos": attempt.ignore_eos,
+        "seed": request_seed(prompt),
+        "draft": {
+            "method": draft.method,
+            "k": draft.k,
+            "head_rows": draft.head_rows,
+            "acceptance": None if draft.acceptance is None else {"synthetic": draft.acceptance},
+        },
+        **attempt.cell.sampling.fields(),
+    }
+
+
+def request_seed(prompt: PromptRecord) -> int:
+    """One seed for one prompt: equal with drafts on and off, in every arm and block."""
+    return int(prompt.digest[:8], 16)
+
+
+def run_requests(
+    server: LiveServer,
+    attempt: Attempt,
+    prompts: Sequence[PromptRecord],
+    *,
+    timeout_s: float,
+    interrupts: Interrupts,
+    on_record: Callable[[RequestRecord], None],
+) -> str | None:
+    """Send each prompt once, `concurrency` at a time; records come as requests end.
+
+    Returns why the server is of no more use, or None. KeyboardInterrupt after a signal, once the
+    requests in flight are recorded as cancelled.
+    """
+    stopped, trouble = asyncio.run(_run(server, attempt, prompts, timeout_s, interrupts, on_record))
+    if stopped:
+        raise KeyboardInterrupt
+    return trouble or server.died()
+
+
+async def _run(
+    server: LiveServer,
+    attempt: Attempt,
+    prompts: Sequence[PromptRecord],
+    timeout_s: float,
+    interrupts: Interrupts,
+    on_record: Callable[[RequestRecord], None],
+) -> tuple[bool, str | None]:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    signals: list[bool] = []
+    trouble: list[str] = []
+
+    def interrupted() -> None:
+        signals.append(True)
+        loop.call_soon_threadsafe(stop.set)  # also wakes the loop
+
+    def ended(outcome: Outcome) -> None:
+        on_record(_record(attempt, prompts[outcome.job.index], outcome))
+        if outcome.result.status == "ok" or stop.is_set():
+            return
+        error = outcome.result.error or ""
+        if server.died() is not None or error.startswith(("timed out", "cannot connect")):
+            trouble.append(server.died() or f"a request {error}")
+            stop.set()
+
+    jobs = [
+        Job(index, encode_body(request_body(attempt, server.model_id, prompt)))
+        for index, prompt in enumerate(prompts)
+    ]
+    load = Load(concurrency=attempt.cell.concurrency, request_timeout_s=timeout_s)
+    with interrupts.diverted(interrupted):
+        async with StreamClient() as client:
+            await run_cell(client, server.base_url, jobs, load, on_outcome=ended, stop=stop)
+    return bool(signals), trouble[0] if trouble else None
+
+
+def _record(attempt: Attempt, prompt: PromptRecord, outcome: Outcome) -> RequestRecord:
+    result = outcome.result
+    tag = "w" if attempt.warmup else "q"
+    return RequestRecord(
+        request_id=f"{attempt.cell.id}-b{attempt.block}-r{attempt.roll}-{tag}{prompt.index}",
+        cell_id=attempt.cell.id,
+        block=attempt.block,
+        roll=attempt.roll,
+        server_id=attempt.server_id,
+        arm=attempt.cell.arm,
+        warmup=attempt.warmup,
+        prompt_index=prompt.index,
+        prompt_digest=prompt.digest,
+        prompt_tokens=prompt.seq_len,
+        prompt_token_ids=None,  # stored once, in prompts.jsonl.zst
+        domain=prompt.domain,
+        seed=request_seed(prompt),
+        scheduled_ns=outcome.scheduled_ns,
+        sent_ns=result.sent_ns,
+        connect_ns=result.connect_ns,
+        chunks=result.chunks,
+        done_ns=result.done_ns,
+        token_ids=result.token_ids,
+        first_chunk_tokens=result.first_chunk_tokens,
+        text=result.text,
+        usage=Usage(prompt=result.usage.prompt, completion=result.usage.completion)
+        if result.usage
+        else None,
+        token_source=result.token_source,
+        finish_reason=result.finish_reason,
+        stop_reason=result.stop_reason,
+        done_seen=result.done_seen,
+        http_status=result.http_status,
+        spec=Spec(
+            drafts=result.spec.drafts,
+            draft_tokens=result.spec.draft_tokens,
+            accepted_tokens=result.spec.accepted_tokens,
+            accepted_per_pos=result.spec.accepted_per_pos,
+        )
+        if result.spec
+        else None,
+        status=result.status,
+        error=result.error,
+    )

@@ -1,0 +1,132 @@
+"""A server as a child process in a process group of its own, and its certain end.
+
+The child dies with the harness even when the harness is killed, where the kernel offers it (Linux).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from finalbench.errors import EnvironmentMissing
+
+OWNER_VARIABLE = "FINALBENCH_OWNER_PID"  # marks our servers for `clean`
+_PR_SET_PDEATHSIG = 1
+
+
+def choose_port(host: str = "127.0.0.1") -> int:
+    """A port that is free now; whoever takes it before the server does makes the start fail."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+class ServerProcess:
+    """One running child; `stop` is idempotent and leaves nothing of the group behind."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], log: Path) -> None:
+        self.log = log
+        self._popen = popen
+
+    @classmethod
+    def start(
+        cls, command: Sequence[str], log: Path, environment: Mapping[str, str]
+    ) -> ServerProcess:
+        """Start `command` with its output in `log`. Errors: `EnvironmentMissing`."""
+        with log.open("ab") as output:
+            try:
+                popen = subprocess.Popen(
+                    list(command),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=dict(environment) | {OWNER_VARIABLE: str(os.getpid())},
+                    start_new_session=True,
+                    preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                )
+            except OSError as error:
+                raise EnvironmentMissing(
+                    f"cannot start {command[0]!r}: {error.strerror or error}",
+                    hint="install the engine: pip install -e engine",
+                ) from error
+        return cls(popen, log)
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def exit_code(self) -> int | None:
+        """None while it runs; negative when a signal ended it."""
+        return self._popen.poll()
+
+    def wait(self, timeout_s: float) -> int | None:
+        """The exit code, or None when it still runs after `timeout_s`."""
+        try:
+            return self._popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def stop(self, *, grace_s: float = 8.0) -> int | None:
+        """SIGTERM to the group, SIGKILL after `grace_s`; returns the exit code."""
+        if self._popen.poll() is None:
+            self._signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._popen.wait(grace_s)
+        # The group may outlive its leader: workers that ignore SIGTERM, or were forked late.
+        self._signal(signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(10)
+        return self._popen.poll()
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._popen.pid, number)
+
+
+def last_lines(log: Path, count: int = 5) -> list[str]:
+    """The last non-empty lines of a log, read from its end."""
+    if not log.exists():
+        return []
+    with log.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - 8192))
+        text = file.read().decode("utf-8", "replace")
+    return [line.rstrip() for line in text.splitlines() if line.strip()][-count:]
+
+
+def describe_exit(code: int) -> str:
+    """`exit code 3`, or `killed by SIGKILL`."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def wait_gone(pid: int, timeout_s: float) -> bool:
+    """Whether a process group is empty within `timeout_s`."""
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        try:
+            os.killpg(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def _die_with_parent() -> None:
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

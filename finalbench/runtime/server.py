@@ -1,0 +1,204 @@
+"""A live server behind one face, whichever runtime brought it up."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import secrets
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from finalbench.arms import Settings, serve_command
+from finalbench.errors import EnvironmentMissing
+from finalbench.runtime.process import ServerProcess, choose_port, describe_exit, last_lines
+from finalbench.runtime.ready import ServerFailed, check_settings, wait_ready
+
+HOST = "127.0.0.1"
+COMMAND_VARIABLE = "FINALBENCH_VK"  # what runs `vk`, when it is not on the path
+_PORT_TRIES = 3
+_PORT_TAKEN = re.compile(r"address already in use|port \d+ is (already )?in use|EADDRINUSE", re.I)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveServer:
+    """A server that answered, with the settings it says it runs with."""
+
+    base_url: str
+    runtime: Literal["process", "container", "endpoint"]
+    command: tuple[str, ...]
+    nonce: str
+    settings: dict[str, Any]
+    start_seconds: float | None
+    process: ServerProcess | None
+    log: Path | None
+
+    @property
+    def pid(self) -> int | None:
+        return self.process.pid if self.process else None
+
+    @property
+    def model_id(self) -> str:
+        return str(self.settings["model_ids"][0])
+
+    def died(self) -> str | None:
+        """In words, why it no longer runs; None while it does."""
+        if self.process is None or (code := self.process.exit_code()) is None:
+            return None
+        return death_notice(code, self.process.log)
+
+    def stop(self) -> int | None:
+        """End it; None for a server that is not ours to end."""
+        return self.process.stop() if self.process else None
+
+
+class ServerStartFailed(ServerFailed):
+    """A server that never became ready; `exit_code_of_server` is null when it did not exit."""
+
+    def __init__(
+        self, message: str, *, command: tuple[str, ...], code: int | None, log: Path
+    ) -> None:
+        super().__init__(message)
+        self.last_line = (last_lines(log, 1) or [message])[-1].removeprefix("error: ")
+        self.command = command
+        self.exit_code_of_server = code
+
+
+def vk_executable(environment: Mapping[str, str]) -> list[str]:
+    """What runs `vk`: the variable, else beside this Python, else on the path."""
+    if given := environment.get(COMMAND_VARIABLE):
+        return shlex.split(given)
+    beside = Path(sys.executable).parent / "vk"
+    if beside.exists():
+        return [str(beside)]
+    found = shutil.which("vk", path=environment.get("PATH"))
+    if found is None:
+        raise EnvironmentMissing(
+            "the engine's command `vk` is not installed",
+            hint="pip install -e engine, or name it in FINALBENCH_VK",
+        )
+    return [found]
+
+
+def start_server(
+    settings: Settings,
+    *,
+    log: Path,
+    timeout_s: float,
+    environment: Mapping[str, str],
+) -> LiveServer:
+    """Start a child, wait until it is ready, prove that it is ours.
+
+    Errors: `ServerStartFailed`; `EnvironmentMissing` when it cannot be started at all.
+    """
+    executable = vk_executable(environment)
+    for attempt in range(_PORT_TRIES):
+        port = choose_port(HOST)
+        command = tuple(serve_command(executable, settings, host=HOST, port=port))
+        try:
+            return _start_on(command, settings, port, log, timeout_s, environment)
+        except ServerStartFailed as error:
+            taken = _PORT_TAKEN.search("\n".join(last_lines(log, 20)))
+            if not taken or attempt == _PORT_TRIES - 1:
+                raise
+            log.replace(log.with_suffix(f".port{attempt}.log"))
+            last_error = error
+    raise last_error
+
+
+def _start_on(
+    command: tuple[str, ...],
+    settings: Settings,
+    port: int,
+    log: Path,
+    timeout_s: float,
+    environment: Mapping[str, str],
+) -> LiveServer:
+    nonce = secrets.token_hex(8)
+    base_url = f"http://{HOST}:{port}"
+    begun = time.monotonic()
+    process = ServerProcess.start(command, log, server_environment(environment, settings, nonce))
+
+    def dead() -> str | None:
+        code = process.exit_code()
+        return None if code is None else death_notice(code, log)
+
+    try:
+        read_back = wait_ready(base_url, timeout_s=timeout_s, dead=dead)
+        check_settings(read_back, settings, nonce=nonce)
+        if (reason := dead()) is not None:
+            raise ServerFailed(reason)
+    except ServerFailed as error:
+        died_with = process.exit_code()
+        process.stop()
+        raise ServerStartFailed(str(error), command=command, code=died_with, log=log) from error
+    except BaseException:
+        process.stop()
+        raise
+    return LiveServer(
+        base_url=base_url,
+        runtime="process",
+        command=command,
+        nonce=nonce,
+        settings=read_back,
+        start_seconds=round(time.monotonic() - begun, 3),
+        process=process,
+        log=log,
+    )
+
+
+def attach_endpoint(base_url: str, settings: Settings, *, timeout_s: float) -> LiveServer:
+    """Use a server that somebody else runs; it is checked, and never stopped.
+
+    Errors: `EnvironmentMissing` when it does not answer or runs otherwise than asked.
+    """
+    try:
+        read_back = wait_ready(base_url, timeout_s=timeout_s, dead=lambda: None)
+        check_settings(read_back, settings | {"threads": None}, nonce=None)
+    except ServerFailed as error:
+        raise EnvironmentMissing(f"endpoint {base_url}: {error}") from error
+    return LiveServer(
+        base_url=base_url,
+        runtime="endpoint",
+        command=(),
+        nonce=str(read_back.get("nonce") or ""),
+        settings=read_back,
+        start_seconds=None,
+        process=None,
+        log=None,
+    )
+
+
+def server_environment(
+    environment: Mapping[str, str], settings: Settings, nonce: str
+) -> dict[str, str]:
+    """The child's environment: ours, its nonce, and the same thread settings for every arm."""
+    chosen = dict(environment) | {"VK_NONCE": nonce, "PYTHONUNBUFFERED": "1"}
+    chosen.setdefault("HF_HUB_OFFLINE", "1")
+    if settings["threads"] is not None:
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            chosen[name] = str(settings["threads"])
+    return chosen
+
+
+def death_notice(code: int, log: Path) -> str:
+    """`the server ended (exit code 3); its last lines: ...`."""
+    lines = last_lines(log)
+    tail = " | ".join(lines) if lines else "none"
+    return f"the server ended ({describe_exit(code)}); its last lines: {tail}"
+
+
+def with_settings(server: LiveServer, settings: dict[str, Any]) -> LiveServer:
+    """The same server with freshly read settings."""
+    return dataclasses.replace(server, settings=settings)
+
+
+def our_environment() -> dict[str, str]:
+    """A copy of the process environment: the only place of the runtime that reads it."""
+    return dict(os.environ)

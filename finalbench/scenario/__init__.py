@@ -1,0 +1,51 @@
+"""What is measured: a frozen, validated description, and how it is read from YAML."""
+
+from __future__ import annotations
+
+from finalbench.scenario.models import (
+    DTYPE_BYTES,
+    Axes,
+    DraftSetting,
+    Estimate,
+    Frozen,
+    Hardware,
+    Measure,
+    ModelFacts,
+    ModelSpec,
+    Point,
+    Sampling,
+    Scenario,
+    Serving,
+    Workload,
+    digest,
+)
+from finalbench.scenario.source import (
+    Override,
+    find_scenario,
+    load_scenario,
+    parse_override,
+    scenario_files,
+)
+
+__all__ = [
+    "DTYPE_BYTES",
+    "Axes",
+    "DraftSetting",
+    "Estimate",
+    "Frozen",
+    "Hardware",
+    "Measure",
+    "ModelFacts",
+    "ModelSpec",
+    "Override",
+    "Point",
+    "Sampling",
+    "Scenario",
+    "Serving",
+    "Workload",
+    "digest",
+    "find_scenario",
+    "load_scenario",
+    "parse_override",
+    "scenario_files",
+]

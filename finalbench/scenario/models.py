@@ -1,0 +1,258 @@
+"""A scenario: which model, which arms, which axes, how much traffic.
+
+Knows nothing of servers, clocks or results. Reading it from YAML, and errors that name the file,
+the line and the nearest key, are in `scenario.source`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
+
+PositiveInt = Annotated[int, Field(gt=0)]
+Name = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+
+
+class Frozen(BaseModel):
+    """Base of everything that crosses a border: immutable, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def digest(value: object) -> str:
+    """sha256 in hex of a value's canonical JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Sampling(Frozen):
+    """Every sampler field, always sent: a server's own defaults must never fill a gap."""
+
+    name: Name
+    temperature: Annotated[float, Field(ge=0, le=5)] = 0.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    def fields(self) -> dict[str, float | int]:
+        """The sampler fields as they go into a request body."""
+        return self.model_dump(exclude={"name"})
+
+
+class DraftSetting(Frozen):
+    """How tokens are drafted; `acceptance` is set only for synthetic acceptance."""
+
+    method: Literal["none", "mtp", "ngram", "oracle"] = "none"
+    k: Annotated[int, Field(ge=0, le=8)] | Literal["auto"] = 0
+    head_rows: PositiveInt | None = None
+    acceptance: Annotated[float, Field(ge=0, le=1)] | None = None
+
+    @model_validator(mode="after")
+    def _k_fits_method(self) -> DraftSetting:
+        if self.method == "none" and self.k != 0:
+            raise ValueError("k: must be 0 when method is none")
+        if self.method != "none" and self.k == 0:
+            raise ValueError(f"k: method {self.method} needs k of 1 to 8, or auto")
+        return self
+
+    @property
+    def label(self) -> str:
+        """`none`, `mtp3`, `ngram3`, `mtp3@0.8`: unique among the settings of one scenario."""
+        if self.method == "none":
+            return "none"
+        rows = f"-head{self.head_rows}" if self.head_rows else ""
+        chance = f"@{self.acceptance:g}" if self.acceptance is not None else ""
+        return f"{self.method}{self.k}{rows}{chance}"
+
+
+class ModelFacts(Frozen):
+    """Sizes the physics bound rests on; from the model's published shape, never from a server."""
+
+    params_total: PositiveInt
+    params_per_token: PositiveInt  # read for one decoded token, lm_head included
+    params_per_draft: Annotated[int, Field(ge=0)] = 0  # one MTP step, its head included
+    layers: PositiveInt
+    moe_layers: Annotated[int, Field(ge=0)] = 0
+    experts: Annotated[int, Field(ge=0)] = 0
+    experts_per_token: Annotated[int, Field(ge=0)] = 0
+    params_per_expert: Annotated[int, Field(ge=0)] = 0
+    kv_elements_per_token: Annotated[int, Field(ge=0)] = 0  # all attention layers, K and V
+    state_bytes_per_sequence: Annotated[int, Field(ge=0)] = 0  # fp32 recurrent state
+
+
+class ModelSpec(Frozen):
+    """The model under test and what it takes to hold it."""
+
+    name: Name
+    source: str  # "bundled", or the repository the weights come from
+    shape_of: str | None = None  # whose shape it has, where that is a reading, not a config
+    family: str
+    kind: Literal["moe", "dense"]
+    dtype: Literal["float32", "bfloat16", "float16", "float8"]
+    context: PositiveInt
+    mtp: Literal["present", "absent", "unknown"]
+    facts: ModelFacts
+    note: str | None = None
+    path: str | None = None  # folder of a checkpoint; where it lies is not part of the identity
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Weight bytes one decoded token must read at batch 1."""
+        return self.facts.params_per_token * DTYPE_BYTES[self.dtype]
+
+    @property
+    def bytes_per_draft(self) -> int:
+        """Weight bytes one MTP draft step must read."""
+        return self.facts.params_per_draft * DTYPE_BYTES[self.dtype]
+
+
+class Hardware(Frozen):
+    """What the scenario needs."""
+
+    device: Literal["cpu", "cuda"]
+    devices: PositiveInt = 1
+    memory_gb: Annotated[float, Field(gt=0)]  # per scenario, all devices together, GB = 1e9 bytes
+    disk_gb: Annotated[float, Field(ge=0)] = 0.0
+
+
+class Workload(Frozen):
+    """What is asked. Lengths are tokens, counts are requests of one cell in one block."""
+
+    text_class: Literal["natural", "random"] = "natural"
+    domains: tuple[str, ...] = ()
+    requests: PositiveInt
+    warmup_requests: Annotated[int, Field(ge=0)] = 1
+    warmup_output_len: PositiveInt = 16
+    ignore_eos: bool = True
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+
+
+class Point(Frozen):
+    """One coordinate in the grid, by the names used in `axes`."""
+
+    seq_len: PositiveInt
+    output_len: PositiveInt
+    sampling: Name
+    draft: Name
+    concurrency: PositiveInt = 1
+
+
+class Axes(Frozen):
+    """The values each axis takes; drafts and samplings by name."""
+
+    seq_len: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    output_len: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    sampling: Annotated[tuple[Name, ...], Field(min_length=1)]
+    draft: Annotated[tuple[Name, ...], Field(min_length=1)]
+    concurrency: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (1,)
+
+
+class Measure(Frozen):
+    """How often and in which order; the unit of replication is a fresh server process."""
+
+    blocks: Annotated[int, Field(gt=0, le=100)] = 3
+    order: Literal["abba", "shuffled"] = "abba"
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+    request_timeout_s: Annotated[float, Field(gt=0)] = 120.0
+    start_timeout_s: Annotated[float, Field(gt=0)] = 180.0
+    bare_loop: bool = True  # time the baseline's own generate loop without HTTP, once a run
+
+
+class Serving(Frozen):
+    """Settings both arms share, so that neither is favoured."""
+
+    threads: Annotated[int, Field(gt=0, le=1024)] | None = None  # None: the machine's cores
+    max_sequences: PositiveInt = 4
+    weights: Annotated[str, Field(pattern=r"^(auto|random:[0-9]+)$")] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    vk_profile: Literal["vkae", "vkue"] = "vkae"
+
+
+class Estimate(Frozen):
+    """Rough costs per arm, only for the time shown by `plan`."""
+
+    start_s: Annotated[float, Field(ge=0)] = 8.0
+    ms_per_token: Annotated[float, Field(gt=0)] = 15.0
+    prefill_us_per_token: Annotated[float, Field(ge=0)] = 200.0
+
+
+class Scenario(Frozen):
+    """A whole scenario, resolved: what `plan` expands and `run.json` stores."""
+
+    schema_version: Literal[1] = 1
+    name: Name
+    title: str
+    model: ModelSpec
+    hardware: Hardware
+    arms: Annotated[tuple[Name, ...], Field(min_length=1)] = ("vk", "stock")
+    baseline: Name | None = "stock"
+    serving: Serving = Serving()
+    grid: Literal["full", "star"] = "star"
+    samplings: Annotated[dict[Name, Sampling], Field(min_length=1)]
+    drafts: Annotated[dict[Name, DraftSetting], Field(min_length=1)]
+    axes: Axes
+    base: Point
+    workload: Workload
+    measure: Measure = Measure()
+    estimates: dict[Name, Estimate] = {}
+
+    def hash(self) -> str:
+        """Identity of what is measured: sha256 over all but estimates, prose and places."""
+        excluded: Any = {"estimates": True, "title": True, "model": {"path", "note"}}
+        return digest(self.model_dump(mode="json", exclude=excluded))
+
+    @model_validator(mode="after")
+    def _names_resolve(self) -> Scenario:
+        _check_unique("arms", self.arms)
+        if self.baseline is not None and self.baseline not in self.arms:
+            raise ValueError(f"baseline: {self.baseline} is not among arms {list(self.arms)}")
+        for key, sampling in self.samplings.items():
+            if sampling.name != key:
+                raise ValueError(f"samplings.{key}.name: must be {key}")
+        known: dict[str, Any] = {
+            "sampling": list(self.samplings),
+            "draft": list(self.drafts),
+        }
+        for axis in ("seq_len", "output_len", "sampling", "draft", "concurrency"):
+            values = getattr(self.axes, axis)
+            _check_unique(f"axes.{axis}", values)
+            for value in values:
+                if axis in known and value not in known[axis]:
+                    raise ValueError(
+                        f"axes.{axis}: {value!r} is not defined; defined are {known[axis]}"
+                    )
+            if getattr(self.base, axis) not in values:
+                raise ValueError(
+                    f"base.{axis}: {getattr(self.base, axis)!r} is not in axes.{axis} "
+                    f"{list(values)}; set both"
+                )
+        longest = max(self.axes.seq_len) + max(self.axes.output_len)
+        if longest > self.model.context:
+            raise ValueError(
+                f"axes.seq_len: {longest} tokens of prompt and output exceed the model's context "
+                f"of {self.model.context}"
+            )
+        if max(self.axes.concurrency) > self.serving.max_sequences:
+            raise ValueError("axes.concurrency: exceeds serving.max_sequences")
+        if self.model.mtp == "absent" and any(
+            self.drafts[d].method == "mtp" for d in self.axes.draft
+        ):
+            raise ValueError("axes.draft: the model has no MTP layer, so mtp drafts cannot run")
+        return self
+
+
+def _check_unique(where: str, values: Any) -> None:
+    if len(set(values)) != len(values):
+        raise ValueError(f"{where}: values repeat in {list(values)}")
