@@ -1,0 +1,245 @@
+"""The curves of one model: its rate along each axis, its acceptance, its distance to the limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from finalbench.report import phrases
+from finalbench.report.figures import Figure, Point, Series
+from finalbench.report.view import Cell, Marks, Measured
+
+SERIES_LIMIT = 8
+_FIRST = ("drafts off", "greedy")
+
+
+def _point(x: float, measured: Measured, label: str = "") -> Point | None:
+    if measured.value is None:
+        return None
+    interval = measured.interval
+    return Point(
+        x=x,
+        y=measured.value,
+        low=interval.low if interval else None,
+        high=interval.high if interval else None,
+        label=label,
+    )
+
+
+class Tones:
+    """A baseline is grey (0); an arm's first series keeps one colour through all its figures."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, int] = {}
+        self._first: dict[str, str] = {}
+
+    def __call__(self, name: str, arm: str) -> int:
+        if arm.startswith("stock"):
+            return 0
+        name = arm if self._first.setdefault(arm, name) == name else name
+        return self._given.setdefault(name, 1 + len(self._given) % 7)
+
+
+def _words(cells: Iterable[Cell]) -> str:
+    found = [cell.marks for cell in cells]
+    marks = Marks(
+        weights="random" if any(m.weights == "random" for m in found) else "real",
+        acceptance="synthetic" if any(m.acceptance == "synthetic" for m in found) else "measured",
+        equality="divergent" if any(m.equality == "divergent" for m in found) else "identical",
+        status="verified" if all(m.status == "verified" for m in found) else "self-reported",
+    )
+    return phrases.caution(marks)
+
+
+def _on_axis(cells: Sequence[Cell], axis: str) -> list[Cell]:
+    """Cells that vary this axis, and the base cells they vary from; empty where nothing varies."""
+    chosen = [cell for cell in cells if cell.axis in ("base", axis)]
+    return chosen if any(cell.axis == axis for cell in chosen) else []
+
+
+def _lines(
+    cells: Sequence[Cell],
+    x: Callable[[Cell], float],
+    y: Callable[[Cell], Measured],
+    name: Callable[[Cell], str],
+    tones: Tones,
+) -> tuple[Series, ...]:
+    series = []
+    names = dict.fromkeys(name(cell) for cell in cells)
+    for title in names:
+        own = [cell for cell in cells if name(cell) == title]
+        points = [point for cell in own if (point := _point(x(cell), y(cell)))]
+        if points:
+            ordered = tuple(sorted(points, key=lambda point: point.x))
+            arm = f"{own[0].arm} {own[0].run_id}"
+            series.append(Series(name=title, tone=tones(title, arm), points=ordered))
+    return tuple(series[:SERIES_LIMIT])
+
+
+class ModelCurves:
+    """One model's cells, with the names its series carry."""
+
+    def __init__(self, model: str, cells: Sequence[Cell], slug: str) -> None:
+        self.cells = cells
+        self.slug = slug
+        self.name = phrases.shape_name(model, cells[0].marks)
+        self.tones = Tones()
+        runs = list(dict.fromkeys(cell.run_id for cell in cells))
+        self.run_tag = {
+            run: f", run {i + 1}" if len(runs) > 1 else "" for i, run in enumerate(runs)
+        }
+
+    def arm(self, cell: Cell) -> str:
+        return f"{cell.arm_label}{self.run_tag[cell.run_id]}"
+
+    def arm_and_draft(self, cell: Cell) -> str:
+        stock = cell.arm.startswith("stock")
+        return self.arm(cell) if stock else f"{self.arm(cell)}, {cell.draft}"
+
+    def by_seq_len(self) -> Figure | None:
+        cells = _on_axis(self.cells, "seq_len")
+        series = _lines(
+            cells, lambda c: c.seq_len, lambda c: c.decode_tok_s, self.arm_and_draft, self.tones
+        )
+        if not series:
+            return None
+        return Figure(
+            id=f"{self.slug}-seq-len",
+            kind="lines",
+            title="By prompt length",
+            caution=_words(cells),
+            x_label="Prompt tokens",
+            y_label="Decode tok/s",
+            series=series,
+            log_x=True,
+        )
+
+    def _bars(
+        self, axis: str, title: str, label: Callable[[Cell], str], x_label: str
+    ) -> Figure | None:
+        cells = _on_axis(self.cells, axis)
+        if not cells:
+            return None
+        name = self.arm if axis == "draft" else self.arm_and_draft
+        tones = Tones() if axis == "draft" else self.tones
+        lone = {
+            name(cell)
+            for cell in cells
+            if len({label(other) for other in cells if name(other) == name(cell)}) == 1
+        }
+        bars = [cell for cell in cells if not (axis == "draft" and name(cell) in lone)]
+        names = dict.fromkeys(label(cell) for cell in bars)
+        categories = tuple(sorted(names, key=lambda name: (name not in _FIRST, name)))
+        series = _lines(
+            bars,
+            lambda c: categories.index(label(c)),
+            lambda c: c.decode_tok_s,
+            name,
+            tones,
+        )
+        lines = [cell for cell in cells if cell not in bars]
+        references = _lines(lines, lambda c: 0.0, lambda c: c.decode_tok_s, name, tones)
+        if not series:
+            return None
+        return Figure(
+            id=f"{self.slug}-{axis}",
+            kind="bars",
+            title=title,
+            caution=_words(cells),
+            x_label=x_label,
+            y_label="Decode tok/s",
+            categories=categories,
+            series=series
+            + tuple(line.model_copy(update={"reference": True}) for line in references),
+        )
+
+    def by_draft(self) -> Figure | None:
+        return self._bars("draft", "By draft setting", lambda c: c.draft, "Draft")
+
+    def by_sampling(self) -> Figure | None:
+        return self._bars("sampling", "By sampling", lambda c: c.sampling, "Sampling")
+
+    def by_position(self) -> Figure | None:
+        cells = [
+            cell
+            for cell in self.cells
+            if cell.accepted_per_position and cell.axis in ("base", "draft", "sampling")
+        ]
+        series = []
+        for cell in cells[:SERIES_LIMIT]:
+            name = f"{cell.draft}, {cell.sampling}{self.run_tag[cell.run_id]}"
+            points = tuple(
+                Point(x=i + 1, y=rate) for i, rate in enumerate(cell.accepted_per_position)
+            )
+            series.append(Series(name=name, tone=1 + len(series) % 7, points=points))
+        if not series:
+            return None
+        return Figure(
+            id=f"{self.slug}-position",
+            kind="lines",
+            title="Acceptance by draft position",
+            caution=_words(cells),
+            x_label="Draft position",
+            y_label="Accepted share of rounds",
+            series=tuple(series),
+            top=1.0,
+        )
+
+    def roofline(self) -> Figure | None:
+        cells = [
+            cell
+            for cell in self.cells
+            if cell.limit_tok_s
+            and cell.decode_tok_s.value is not None
+            and cell.axis in ("base", "draft", "sampling")
+        ]
+        if not cells:
+            return None
+        series = _lines(
+            cells,
+            lambda c: c.acceptance_length or 1.0,
+            lambda c: c.decode_tok_s,
+            self.arm,
+            Tones(),
+        )
+        limits = {(cell.acceptance_length or 1.0, cell.limit_tok_s or 0.0) for cell in cells}
+        line = tuple(Point(x=x, y=y) for x, y in sorted(limits))
+        return Figure(
+            id=f"{self.slug}-roofline",
+            kind="lines",
+            title="By acceptance length, under the memory limit",
+            caution=_words(cells),
+            x_label="Acceptance length, tokens per round",
+            y_label="Decode tok/s",
+            series=(
+                *series,
+                Series(name="memory bandwidth limit", tone=0, points=line, reference=True),
+            ),
+        )
+
+    def by_concurrency(self) -> Iterable[Figure]:
+        cells = _on_axis(self.cells, "concurrency")
+        rate = _lines(
+            cells,
+            lambda c: c.concurrency,
+            lambda c: c.e2e_tok_s,
+            self.arm_and_draft,
+            self.tones,
+        )
+        late = _lines(
+            cells, lambda c: c.concurrency, lambda c: c.e2e_p50_s, self.arm_and_draft, self.tones
+        )
+        for tail, title, unit, series in (
+            ("throughput", "Throughput by streams", "End-to-end tok/s, all streams", rate),
+            ("latency", "Latency by streams", "Seconds to the last token, p50", late),
+        ):
+            if series:
+                yield Figure(
+                    id=f"{self.slug}-{tail}",
+                    kind="lines",
+                    title=title,
+                    caution=_words(cells),
+                    x_label="Concurrent streams",
+                    y_label=unit,
+                    series=series,
+                    log_x=True,
+                )

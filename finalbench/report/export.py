@@ -1,0 +1,72 @@
+"""Tables -> CSV and JSON. Every row takes its classes along."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+from finalbench.report import phrases, tables
+from finalbench.report.entries import Table
+from finalbench.report.view import Page
+
+SCHEMA_VERSION = 1
+
+
+def page_document(page: Page) -> dict[str, Any]:
+    """The page as data: headlines in words, and every table row as an object."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "headlines": [
+            {
+                "sentence": phrases.headline_sentence(headline),
+                "interval": phrases.interval_sentence(headline),
+                "classes": list(phrases.mark_words(headline.marks)),
+            }
+            for headline in page.headlines
+        ],
+        "runs": [run.id for run in page.runs],
+        "tables": {table.id: _records(table) for table in tables.all_tables(page)},
+    }
+
+
+def page_json(page: Page) -> str:
+    return json.dumps(page_document(page), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def cells_csv(page: Page) -> str:
+    """One line per cell; `_shown` columns hold the text a reader saw, its cautions included."""
+    table = tables.cells_table(page.cells)
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    heads: list[str] = []
+    for column in table.columns:
+        heads += [column.key, f"{column.key}_shown"] if column.numeric else [column.key]
+    writer.writerow(heads)
+    for row in table.rows:
+        line: list[Any] = []
+        for column, entry in zip(table.columns, row, strict=True):
+            shown = _inert(entry.plain)
+            line += (
+                ["" if entry.value is None else entry.value, shown] if column.numeric else [shown]
+            )
+        writer.writerow(line)
+    return out.getvalue()
+
+
+def _inert(text: str) -> str:
+    """A leading character that a spreadsheet would run as a formula is defused."""
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+
+
+def _records(table: Table) -> list[dict[str, Any]]:
+    return [
+        {
+            column.key: {"value": entry.value, "shown": entry.plain}
+            if column.numeric
+            else entry.plain
+            for column, entry in zip(table.columns, row, strict=True)
+        }
+        for row in table.rows
+    ]

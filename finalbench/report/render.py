@@ -1,0 +1,39 @@
+"""Write every output of a set of runs into one folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from finalbench.record import write_atomic
+from finalbench.report import export, html, markdown
+from finalbench.report.view import ClaimRow, Page
+
+
+def render(
+    run_dirs: Sequence[Path], out_dir: Path, *, claims: Sequence[ClaimRow] = (), space: bool = False
+) -> list[Path]:
+    """Read the runs, write the files, return their paths. Errors: those of `record.load_run`."""
+    from finalbench.report.build import build_page
+
+    return render_page(build_page(run_dirs, claims=claims), out_dir, space=space)
+
+
+def render_page(page: Page, out_dir: Path, *, space: bool = False) -> list[Path]:
+    """The same page gives the same bytes, on any machine. `space` adds a static Space's files."""
+    texts = {
+        "leaderboard.md": markdown.leaderboard(page),
+        "report.html": html.render(page),
+        "card.md": markdown.card(page),
+        "cells.csv": export.cells_csv(page),
+        "report.json": export.page_json(page),
+    }
+    if space:
+        texts["index.html"] = texts["report.html"]
+        texts["README.md"] = markdown.space_readme(page)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, text in texts.items():
+        write_atomic(out_dir / name, text.encode())
+        written.append(out_dir / name)
+    return written
