@@ -11,7 +11,7 @@ import asyncio
 import gc
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Literal
@@ -291,7 +291,7 @@ async def _wait(event: asyncio.Event, seconds: float | None) -> bool:
 
 
 @contextmanager
-def _quiet_collector() -> Iterator[None]:
+def _quiet_collector() -> Generator[None]:
     """Keeps the cycle collector out of the time stamps; it runs before and after."""
     enabled = gc.isenabled()
     gc.collect()
