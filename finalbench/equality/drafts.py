@@ -18,6 +18,8 @@ def judge_drafts(
     outputs: Mapping[str, Sequence[RequestRecord]],
 ) -> EqualityRow:
     """Compare the timed outputs of a drafting cell with its undrafted twin of the same arm."""
+    if cell.draft.acceptance is not None:
+        return _row(cell, "none", "not_applicable", reason="synthetic acceptance changes tokens")
     if undrafted is None:
         return _row(cell, "none", "not_judged", reason="the plan has no cell without drafts")
     mine = [r for r in outputs.get(cell.id, ()) if timing(r).valid]

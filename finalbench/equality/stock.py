@@ -41,6 +41,8 @@ def judge_stock(
     }
     if not cell.sampling.greedy:
         return _row(cell, against, "not_applicable", reason="sampled: no single right token")
+    if cell.draft.acceptance is not None:
+        return _row(cell, against, "not_applicable", reason="synthetic acceptance changes tokens")
     if any(getattr(cell.sampling, name) != value for name, value in PLAIN.items()):
         return _row(cell, against, "not_applicable", reason="penalties change the logits")
     mine = [r for r in outputs.get(cell.id, ()) if timing(r).valid]

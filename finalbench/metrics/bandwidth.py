@@ -10,28 +10,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from finalbench.plan import Cell
-from finalbench.provenance import Hardware
+from finalbench.provenance import HardwareFacts
 from finalbench.record import ServerRecord
 from finalbench.scenario import DTYPE_BYTES, Frozen, ModelSpec
 
-# Vendor data sheets: memory bandwidth in bytes per second, last-level cache in bytes. The first
-# name that occurs in the device's name decides, so longer names come first.
-DEVICES: tuple[tuple[str, float, int], ...] = (
-    ("GB200", 8.0e12, 126_000_000),
-    ("B200", 8.0e12, 126_000_000),
-    ("GH200", 4.9e12, 60_000_000),
-    ("H200 NVL", 4.8e12, 50_000_000),
-    ("H200", 4.8e12, 50_000_000),
-    ("H100 NVL", 3.9e12, 50_000_000),
-    ("H100 PCIe", 2.0e12, 50_000_000),
-    ("H100", 3.35e12, 50_000_000),
-    ("A100-SXM4-80GB", 2.039e12, 40_000_000),
-    ("A100 80GB", 1.935e12, 40_000_000),
-    ("A100", 1.555e12, 40_000_000),
-    ("A10G", 0.6e12, 6_000_000),
-    ("L40S", 0.864e12, 96_000_000),
-    ("L4", 0.3e12, 48_000_000),
-    ("RTX 4090", 1.008e12, 72_000_000),
+# Last-level cache in bytes by data sheet; the first name that occurs in the device's name decides.
+# What fits in there need not be read from memory at each step.
+GPU_CACHES = (
+    ("B200", 126_000_000),
+    ("B300", 126_000_000),
+    ("H200", 50_000_000),
+    ("H100", 50_000_000),
+    ("A100", 40_000_000),
+    ("L40", 96_000_000),
+    ("L4", 48_000_000),
+    ("A10", 6_000_000),
+    ("RTX 5090", 96_000_000),
+    ("RTX 4090", 72_000_000),
 )
 
 
@@ -54,27 +49,24 @@ class Bound:
     reason: str | None
 
 
-def memory_of(hardware: Hardware, servers: Sequence[ServerRecord]) -> Memory:
-    """A declared bandwidth, else the data sheet of the device the servers name."""
-    if hardware.memory_bandwidth_bytes_s is not None:
-        return Memory(
-            bytes_per_s=hardware.memory_bandwidth_bytes_s,
-            cache_bytes=hardware.cache_bytes,
-            source=hardware.memory_bandwidth_source or "declared",
-        )
-    devices = {str((s.settings or {}).get("device", "unknown")) for s in servers}
-    if not devices or devices == {"unknown"}:
-        return Memory(bytes_per_s=None, reason="no server named its device")
-    if any(d.startswith("cpu") for d in devices):
-        return Memory(bytes_per_s=None, reason="memory bandwidth of a CPU must be declared")
-    names = {str((s.settings or {}).get("device_name", "")) for s in servers}
-    if len(names) != 1:
-        return Memory(bytes_per_s=None, reason=f"several devices: {', '.join(sorted(names))}")
-    name = names.pop()
-    for part, bandwidth, cache in DEVICES:
-        if part.lower() in name.lower():
-            return Memory(bytes_per_s=bandwidth, cache_bytes=cache, source=f"data sheet of {part}")
-    return Memory(bytes_per_s=None, reason=f"no data sheet for device {name!r}")
+def memory_of(hardware: HardwareFacts, servers: Sequence[ServerRecord]) -> Memory:
+    """The bandwidth on record for this machine, and the cache of the device that served."""
+    if hardware.memory_bandwidth_bytes_s is None:
+        return Memory(bytes_per_s=None, reason=hardware.memory_bandwidth_source)
+    return Memory(
+        bytes_per_s=hardware.memory_bandwidth_bytes_s,
+        cache_bytes=_cache_bytes(hardware, servers),
+        source=hardware.memory_bandwidth_source,
+    )
+
+
+def _cache_bytes(hardware: HardwareFacts, servers: Sequence[ServerRecord]) -> int | None:
+    settings = [s.settings for s in servers if s.settings is not None]
+    if not any(str(found.get("device", "")).startswith("cuda") for found in settings):
+        return hardware.cache_bytes
+    names = {str(found.get("device_name", "")) for found in settings}
+    found = [size for part, size in GPU_CACHES if any(part in name for name in names)]
+    return found[0] if found else None
 
 
 def bytes_per_step(model: ModelSpec, cell: Cell) -> int:

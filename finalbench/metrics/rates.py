@@ -102,7 +102,11 @@ def steady_window(timings: Sequence[Timing], concurrency: int) -> tuple[int, int
 
 
 def peak_rate(timings: Sequence[Timing]) -> Rate:
-    """Best 1 s bucket, weighing each chunk by its tokens; never below the mean over the buckets."""
+    """Best bucket, weighing each chunk by its tokens.
+
+    The span from the first to the last content event is cut into equal buckets of at least 1 s, so
+    that their tokens add up to the total and the best is never below the mean.
+    """
     used = [t for t in timings if t.valid]
     if not used:
         return missing("no valid request")
@@ -112,32 +116,29 @@ def peak_rate(timings: Sequence[Timing]) -> Rate:
     end = max(t.last_ns or 0 for t in used)
     if end - start < BUCKET_NS:
         return missing("the events span less than one bucket of 1 s")
-    counts = buckets(used, start)
-    cut_s = (end - start) * NS - (len(counts) - 1)
-    per_second = [float(n) for n in counts]
-    if cut_s > 0.5:
-        # A shorter rest would turn single chunks into rates.
-        per_second[-1] = counts[-1] / cut_s
-    best = max(range(len(counts)), key=lambda i: per_second[i])
+    counts = buckets(used, start, end)
+    best = max(range(len(counts)), key=lambda i: counts[i])
+    ns = (end - start) / len(counts)
     return Rate(
-        value=per_second[best],
+        value=counts[best] / (ns * NS),
         tokens=counts[best],
-        seconds=counts[best] / per_second[best],
-        start_ns=start + best * BUCKET_NS,
-        end_ns=min(end, start + (best + 1) * BUCKET_NS),
+        seconds=ns * NS,
+        start_ns=start + round(best * ns),
+        end_ns=start + round((best + 1) * ns),
         token_source=sources(used),
         requests=len(used),
     )
 
 
-def buckets(timings: Sequence[Timing], start_ns: int) -> list[int]:
-    """Tokens in consecutive seconds from `start_ns`; their sum is the number of tokens."""
-    counts: dict[int, int] = {}
+def buckets(timings: Sequence[Timing], start_ns: int, end_ns: int) -> list[int]:
+    """Tokens in equal parts of the span, each of 1 s or a little more."""
+    span = end_ns - start_ns
+    counts = [0] * (span // BUCKET_NS)
     for one in timings:
         for at, tokens in one.events:
-            index = (at - start_ns) // BUCKET_NS
-            counts[index] = counts.get(index, 0) + (tokens or 0)
-    return [counts.get(i, 0) for i in range(max(counts) + 1)]
+            index = min((at - start_ns) * len(counts) // span, len(counts) - 1)
+            counts[index] += tokens or 0
+    return counts
 
 
 def pooled(rates: Sequence[Rate]) -> Rate:

@@ -71,8 +71,8 @@ _ALL = (
     _rate(
         "peak_tok_s",
         "Peak rate",
-        "most tokens in any of the consecutive 1 s buckets that start at the first content event; "
-        "a chunk weighs its tokens; the last, cut bucket counts by its own length",
+        "most tokens in any of the equal buckets of at least 1 s between the first and the last "
+        "content event / the bucket's length; a chunk weighs its tokens",
     ),
     _time("ttft_s", "Time to first token", "first content event - send"),
     _time(

@@ -14,7 +14,10 @@ SCHEMA_VERSION = 1
 
 
 class Counts(Frozen):
-    """Requests of a cell; ok + failed + cancelled + incomplete = recorded."""
+    """Requests of a cell; ok + failed + cancelled + incomplete = recorded.
+
+    `repeated` attempts failed or were cut, and were made again in a later roll.
+    """
 
     scheduled: int
     recorded: int
@@ -22,6 +25,7 @@ class Counts(Frozen):
     failed: int
     cancelled: int
     incomplete: int
+    repeated: int
     warmup: int
 
 
@@ -34,11 +38,10 @@ class Limits(Frozen):
 
 
 class BlockRow(Frozen):
-    """One cell in one block, that is in one fresh server process."""
+    """One cell in one block, that is in one fresh server process, unless that one died."""
 
     block: int
-    server_id: str
-    roll: int
+    server_ids: tuple[str, ...]
     order_index: int | None
     decode: Rate
     e2e: Rate

@@ -28,10 +28,9 @@ from finalbench.stats import mean_interval
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """The measured requests of one cell in one block."""
+    """The measured requests of one cell at one server: times are comparable only among these."""
 
     block: int
-    roll: int
     server_id: str
     requests: list[RequestRecord]
     timings: list[Timing]
@@ -59,25 +58,17 @@ def compute(records: RunRecords, *, limits: Limits | None = None) -> MetricsTabl
 
 
 def measured(cell: Cell, requests: Iterable[RequestRecord]) -> list[RequestRecord]:
-    """The requests that count: no warm-up, and one roll per block.
+    """The requests that count: no warm-up, one for each prompt of each block.
 
-    A block measured in several rolls counts once, by the first roll that ran it to its end, so
-    that no later and luckier attempt can replace it; without one, by the last roll.
+    Of several attempts at one prompt the first that ended well counts, so that no later and
+    luckier one can replace it; without one, the last attempt.
     """
-    by_attempt: dict[tuple[int, int], list[RequestRecord]] = {}
+    chosen: dict[tuple[int, int], RequestRecord] = {}
     for request in requests:
-        if not request.warmup:
-            by_attempt.setdefault((request.block, request.roll), []).append(request)
-    chosen: dict[int, list[RequestRecord]] = {}
-    whole: set[int] = set()
-    for (block, _), found in sorted(by_attempt.items()):
-        if block in whole:
-            continue
-        chosen[block] = found
-        ended = [r for r in found if r.status not in ("cancelled", "incomplete")]
-        if len(ended) >= cell.requests:
-            whole.add(block)
-    return [r for block in sorted(chosen) for r in chosen[block]]
+        key = (request.block, request.prompt_index)
+        if not request.warmup and (key not in chosen or chosen[key].status != "ok"):
+            chosen[key] = request
+    return [chosen[key] for key in sorted(chosen)]
 
 
 def compute_cell(
@@ -92,7 +83,7 @@ def compute_cell(
     """One row from the raw requests of one cell, warm-ups included in `requests`."""
     attempts = _attempts(measured(cell, requests))
     timings = [t for a in attempts for t in a.timings]
-    blocks = tuple(_block(cell, a, servers) for a in attempts)
+    blocks = _blocks(cell, attempts, servers)
     rates = {
         "decode_tok_s": pooled([b.decode for b in blocks]),
         "e2e_tok_s": pooled([b.e2e for b in blocks]),
@@ -109,7 +100,7 @@ def compute_cell(
         reasons["bandwidth_share"] = bound.reason
         if bound.limit_tok_s is None:
             reasons["limit_tok_s"] = bound.reason
-    good, goodput_reason = goodput(timings, cell.requests * len(attempts), limits)
+    good, goodput_reason = goodput(timings, cell.requests * len(blocks), limits)
     if goodput_reason:
         reasons["goodput_share"] = goodput_reason
     interval, interval_reason = _interval(blocks)
@@ -139,7 +130,7 @@ def compute_cell(
         text_class=cell.text_class,
         domain=cell.domain,
         runtime=next(iter(runtimes)) if len(runtimes) == 1 else None,
-        counts=_counts(cell, attempts, requests),
+        counts=_counts(cell.requests * len(blocks), attempts, requests),
         token_source=sources([t for t in timings if t.valid]),
         decode_tok_s=rates["decode_tok_s"].value,
         decode_tok_s_blocks=tuple(b.decode.value for b in blocks),
@@ -163,27 +154,36 @@ def compute_cell(
 
 
 def _attempts(requests: Sequence[RequestRecord]) -> list[_Attempt]:
-    grouped: dict[int, list[RequestRecord]] = {}
+    grouped: dict[tuple[int, int, str], list[RequestRecord]] = {}
     for request in requests:
-        grouped.setdefault(request.block, []).append(request)
+        key = (request.block, request.roll, request.server_id)
+        grouped.setdefault(key, []).append(request)
     return [
-        _Attempt(block, found[0].roll, found[0].server_id, found, [timing(r) for r in found])
-        for block, found in sorted(grouped.items())
+        _Attempt(block, server_id, found, [timing(r) for r in found])
+        for (block, _, server_id), found in sorted(grouped.items())
     ]
 
 
-def _block(cell: Cell, attempt: _Attempt, servers: dict[str, ServerRecord]) -> BlockRow:
-    server = servers.get(attempt.server_id)
-    return BlockRow(
-        block=attempt.block,
-        server_id=attempt.server_id,
-        roll=attempt.roll,
-        order_index=None if server is None else server.order_index,
-        decode=decode_rate(attempt.timings, cell.concurrency),
-        e2e=e2e_rate(attempt.timings),
-        steady=steady_rate(attempt.timings, cell.concurrency),
-        acceptance=_acceptance(cell, attempt.requests),
-    )
+def _blocks(
+    cell: Cell, attempts: Sequence[_Attempt], servers: dict[str, ServerRecord]
+) -> tuple[BlockRow, ...]:
+    """One row per block; a block that took several servers adds what each of them did."""
+    rows = []
+    for block in sorted({a.block for a in attempts}):
+        own = [a for a in attempts if a.block == block]
+        known = [servers[a.server_id] for a in own if a.server_id in servers]
+        rows.append(
+            BlockRow(
+                block=block,
+                server_ids=tuple(a.server_id for a in own),
+                order_index=known[0].order_index if known else None,
+                decode=pooled([decode_rate(a.timings, cell.concurrency) for a in own]),
+                e2e=pooled([e2e_rate(a.timings) for a in own]),
+                steady=pooled([steady_rate(a.timings, cell.concurrency) for a in own]),
+                acceptance=_acceptance(cell, [r for a in own for r in a.requests]),
+            )
+        )
+    return tuple(rows)
 
 
 def _acceptance(cell: Cell, requests: Sequence[RequestRecord]) -> Acceptance:
@@ -202,16 +202,20 @@ def _best(rates: Sequence[Rate]) -> Rate:
     return max(known, key=lambda r: r.value or 0.0)
 
 
-def _counts(cell: Cell, attempts: Sequence[_Attempt], requests: Sequence[RequestRecord]) -> Counts:
+def _counts(
+    scheduled: int, attempts: Sequence[_Attempt], requests: Sequence[RequestRecord]
+) -> Counts:
     status = [r.status for a in attempts for r in a.requests]
+    warmup = sum(r.warmup for r in requests)
     return Counts(
-        scheduled=cell.requests * len(attempts),
+        scheduled=scheduled,
         recorded=len(status),
         ok=status.count("ok"),
         failed=status.count("failed"),
         cancelled=status.count("cancelled"),
         incomplete=status.count("incomplete"),
-        warmup=sum(r.warmup for r in requests),
+        repeated=len(requests) - warmup - len(status),
+        warmup=warmup,
     )
 
 

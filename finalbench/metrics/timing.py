@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Timing:
 
     def gaps(self) -> Iterator[tuple[int, int | None]]:
         """(gap in ns, tokens of the event that ends it)."""
-        for (before, _), (after, tokens) in zip(self.events, self.events[1:], strict=False):
+        for (before, _), (after, tokens) in pairwise(self.events):
             yield after - before, tokens
 
 

@@ -63,9 +63,7 @@ def components(observations: Sequence[Observation], factors: Sequence[str]) -> S
         share = max(variance, 0.0) / total if total else 0.0
         low, high = bounds.get(source, (None, None))
         levels = (
-            len(observations)
-            if source == WITHIN
-            else len({o.levels[source] for o in observations})
+            len(observations) if source == WITHIN else len({o.levels[source] for o in observations})
         )
         rows.append(Component(source, variance, share, low, high, levels))
     return Spread(tuple(rows), total, len(observations), reason)

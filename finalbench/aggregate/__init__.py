@@ -1,0 +1,44 @@
+"""Records -> table -> leaderboard. Pure: reads a run folder, writes nothing."""
+
+from __future__ import annotations
+
+from finalbench.aggregate.analysis import analyse, baseline_arms
+from finalbench.aggregate.board import leaderboard
+from finalbench.aggregate.compare import compare
+from finalbench.aggregate.rows import (
+    Analysis,
+    BareComparison,
+    Board,
+    BoardRow,
+    Comparison,
+    DomainSplit,
+    Headline,
+    Marks,
+    Pair,
+    ResultRow,
+    SpreadRow,
+    Status,
+    VarianceTable,
+)
+from finalbench.aggregate.summary import summary
+
+__all__ = [
+    "Analysis",
+    "BareComparison",
+    "Board",
+    "BoardRow",
+    "Comparison",
+    "DomainSplit",
+    "Headline",
+    "Marks",
+    "Pair",
+    "ResultRow",
+    "SpreadRow",
+    "Status",
+    "VarianceTable",
+    "analyse",
+    "baseline_arms",
+    "compare",
+    "leaderboard",
+    "summary",
+]

@@ -1,0 +1,163 @@
+"""A run folder or its records -> everything that is known about the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from finalbench.aggregate.compare import compare, with_holm
+from finalbench.aggregate.headline import base_cell, domain_split, headline
+from finalbench.aggregate.rows import (
+    Analysis,
+    BareComparison,
+    Comparison,
+    Marks,
+    ResultRow,
+)
+from finalbench.aggregate.spread import axis_spread, variance_table
+from finalbench.arms import ARMS
+from finalbench.bundle import derive, load_checked
+from finalbench.equality import EqualityRow, class_of
+from finalbench.metrics import CellRow
+from finalbench.record import Run, RunRecords
+from finalbench.scenario import Scenario
+from finalbench.validity import Violation
+
+
+def analyse(run_dir: Path | RunRecords) -> Analysis:
+    """Judge one run from its raw records.
+
+    A metrics.json in the folder is compared with what the records give; BundleBroken names the
+    first field that differs.
+    """
+    if isinstance(run_dir, RunRecords):
+        records, derived = run_dir, derive(run_dir)
+    else:
+        records, derived = load_checked(run_dir)
+    run = records.run
+    violations = derived.violations
+    baselines = baseline_arms(run.scenario)
+    compared = _comparisons(derived.metrics.cells, baselines, violations)
+    rows = tuple(
+        _row(cell, run, baselines, compared.get(cell.id, ()), derived.equality, violations)
+        for cell in derived.metrics.cells
+    )
+    arms = tuple(dict.fromkeys(c.arm for c in derived.metrics.cells))
+    return Analysis(
+        run_id=run.run_id,
+        path=str(records.path),
+        status=run.status,
+        scenario=run.scenario.name,
+        scenario_hash=run.plan.scenario_hash,
+        model=model_name(run),
+        hardware=hardware_name(records),
+        dtype=run.scenario.model.dtype,
+        weights=run.classes.weights,
+        rows=rows,
+        equality=derived.equality,
+        violations=violations,
+        headline=headline(rows, model=model_name(run), baselines=baselines, run=run),
+        spread=tuple(s for arm in arms for s in axis_spread(rows, arm)),
+        variance=tuple(variance_table(records, rows, arm) for arm in arms),
+        domains=domain_split(rows, baselines),
+        bare_loop=_bare(run, rows, baselines),
+        bare_loop_raw=run.bare_loop,
+        rolls=run.rolls,
+        failures=run.failures,
+        memory=derived.metrics.memory.model_dump(mode="json"),
+    )
+
+
+def baseline_arms(scenario: Scenario) -> tuple[str, ...]:
+    """The declared baseline and every other stock arm of the scenario."""
+    found = [scenario.baseline] if scenario.baseline else []
+    found += [a for a in scenario.arms if a in ARMS and ARMS[a].profile.startswith("stock")]
+    return tuple(dict.fromkeys(found))
+
+
+def model_name(run: Run) -> str:
+    """With random weights a row is named by its shape, never as the model."""
+    name = run.scenario.model.name
+    return f"{name} shape" if run.classes.weights == "random" else name
+
+
+def hardware_name(records: RunRecords) -> str:
+    """The GPU where one was used, else the processor and the threads the servers had."""
+    for server in records.servers:
+        settings = server.settings or {}
+        if str(settings.get("device", "")).startswith("cuda") and settings.get("device_name"):
+            return str(settings["device_name"])
+    hardware = records.run.provenance.hardware
+    threads = {
+        str((s.settings or {}).get("threads")) for s in records.servers if s.settings is not None
+    }
+    suffix = f", {threads.pop()} threads" if len(threads) == 1 and threads != {"None"} else ""
+    return f"{hardware.cpu}{suffix}"
+
+
+def _comparisons(
+    cells: Sequence[CellRow], baselines: Sequence[str], violations: Sequence[Violation]
+) -> dict[str, tuple[Comparison, ...]]:
+    by_arm = {(c.arm, c.pair_key): c for c in reversed(cells)}
+    found: dict[str, list[Comparison]] = {}
+    for arm in baselines:
+        family = {
+            cell.id: compare(cell, by_arm[arm, cell.pair_key], violations)
+            for cell in cells
+            if cell.arm not in baselines and (arm, cell.pair_key) in by_arm
+        }
+        for cell_id, comparison in with_holm(family).items():
+            found.setdefault(cell_id, []).append(comparison)
+    return {cell_id: tuple(value) for cell_id, value in found.items()}
+
+
+def _row(
+    cell: CellRow,
+    run: Run,
+    baselines: Sequence[str],
+    comparisons: Sequence[Comparison],
+    equality: Sequence[EqualityRow],
+    violations: Sequence[Violation],
+) -> ResultRow:
+    if cell.arm in baselines:
+        result, reason = "not_applicable", "this arm is the reference"
+    else:
+        result, reason = class_of(equality, cell.id)
+    synthetic = cell.draft.get("acceptance") is not None or cell.draft.get("method") == "oracle"
+    return ResultRow(
+        cell=cell,
+        label=label(cell),
+        marks=Marks(
+            weights=run.classes.weights,
+            acceptance="synthetic" if synthetic else "measured",
+            equality=result,
+            equality_reason=reason,
+        ),
+        comparisons=tuple(comparisons),
+        violations=tuple(v for v in violations if v.cell_id in (cell.id, None)),
+    )
+
+
+def label(cell: CellRow) -> str:
+    load = "" if cell.concurrency == 1 else f", {cell.concurrency} streams"
+    lengths = f"{cell.seq_len} in, {cell.output_len} out"
+    return f"{lengths}, {cell.sampling}, drafts {cell.draft_label}{load}"
+
+
+def _bare(run: Run, rows: Sequence[ResultRow], baselines: Sequence[str]) -> BareComparison:
+    """Only the declared baseline has a bare loop: its base cell over HTTP against it."""
+    bare = run.bare_loop
+    row = base_cell(rows, baselines[0]) if baselines else None
+    http = None if row is None else row.cell.decode_tok_s
+    value = None if bare is None else bare.decode_tok_s
+    reason: str | None = None
+    if bare is None:
+        reason = "the bare loop was not timed"
+    elif value is None:
+        reason = bare.reason or "the bare loop gave no rate"
+    elif http is None:
+        reason = "the baseline has no decode rate"
+    share = http / value if http is not None and value else None
+    return BareComparison(
+        bare_decode_tok_s=value, http_decode_tok_s=http, share=share, reason=reason
+    )

@@ -1,0 +1,76 @@
+"""Enough fresh processes, enough requests, no prompt met before."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from finalbench.metrics import CellRow
+from finalbench.plan import Cell
+from finalbench.record import RequestRecord
+from finalbench.validity.violation import Violation, violation
+
+MIN_BLOCKS = 3
+MIN_REQUESTS = 10
+
+
+def check_samples(
+    cell: Cell, row: CellRow, requests: Sequence[RequestRecord], planned_blocks: int
+) -> Iterator[Violation]:
+    blocks = {r.block for r in requests}
+    if len(blocks) < planned_blocks:
+        yield violation(
+            "missing_block",
+            f"{len(blocks)} of {planned_blocks} planned blocks were measured",
+            cell_id=cell.id,
+            measured=len(blocks),
+            planned=planned_blocks,
+        )
+    if len(blocks) < MIN_BLOCKS:
+        yield violation(
+            "few_blocks",
+            f"{len(blocks)} blocks of fresh processes; {MIN_BLOCKS} are the least for an interval "
+            "worth reading",
+            cell_id=cell.id,
+            blocks=len(blocks),
+        )
+    if row.counts.ok < MIN_REQUESTS:
+        yield violation(
+            "few_requests",
+            f"{row.counts.ok} requests in all blocks together",
+            cell_id=cell.id,
+            requests=row.counts.ok,
+        )
+    times = Counter((r.server_id, r.prompt_digest, r.seed) for r in requests)
+    repeated = [key for key, n in times.items() if n > 1]
+    if repeated:
+        yield violation(
+            "repeated_prompt",
+            f"{len(repeated)} of {len(times)} prompts were sent more than once to one server",
+            cell_id=cell.id,
+            repeated=len(repeated),
+            distinct=len(times),
+        )
+
+
+def check_warmup(requests: Sequence[RequestRecord]) -> Iterator[Violation]:
+    """No prompt of a warm-up may be measured on the same server."""
+    warm: dict[str, set[str]] = {}
+    for request in requests:
+        if request.warmup:
+            warm.setdefault(request.server_id, set()).add(request.prompt_digest)
+    reported: set[tuple[str, str]] = set()
+    for request in requests:
+        key = (request.cell_id, request.server_id)
+        if (
+            not request.warmup
+            and key not in reported
+            and request.prompt_digest in warm.get(request.server_id, ())
+        ):
+            reported.add(key)
+            yield violation(
+                "warm_prompt",
+                f"request {request.request_id} repeats a warm-up prompt of {request.server_id}",
+                cell_id=request.cell_id,
+                block=request.block,
+            )
