@@ -158,20 +158,25 @@ class _WindowDetokenizer:
 
     def _advance(self, *, final: bool) -> str:
         text = self._fast.decode(self._ids, skip_special_tokens=False)
-        held = 0
-        if not final:
-            # An unfinished character decodes to a replacement character for each of its bytes,
-            # of which there are three at most.
-            while held < min(3, len(text)) and text[-1 - held] == REPLACEMENT:
-                held += 1
-            text = text[: len(text) - held]
+        if final:
+            rest = text[len(self._emitted) :]
+            return rest if text.startswith(self._emitted) else REPLACEMENT
+        # An unfinished character shows as replacement characters, and with byte fallback it
+        # spoils the whole run of bytes before it: wait until both are settled.
+        if text.endswith(REPLACEMENT) or not text.startswith(self._emitted):
+            return ""
         new = text[len(self._emitted) :]
         self._emitted = text
-        if len(self._ids) > 16 and held == 0:
-            # A few ids stay as context: some decoders strip the space before a first piece.
-            self._ids = self._ids[-6:]
-            self._emitted = self._fast.decode(self._ids, skip_special_tokens=False)
+        self._shorten()
         return new
+
+    def _shorten(self) -> None:
+        """Keeps a few ids as context: some decoders strip the space before a first piece."""
+        if len(self._ids) > 32:
+            kept = self._fast.decode(self._ids[-8:], skip_special_tokens=False)
+            if self._emitted.endswith(kept) and REPLACEMENT not in kept:
+                self._ids = self._ids[-8:]
+                self._emitted = kept
 
 
 def _byte_alphabet() -> dict[str, int]:

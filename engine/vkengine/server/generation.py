@@ -189,7 +189,10 @@ class Generation:
             if self._open == 0:
                 return []
             self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            try:
+                await self._waiter
+            except asyncio.CancelledError:  # uvicorn's, when the time to finish is over
+                raise ApiError(503, "the server is shutting down", retry_after_s=5) from None
         fresh = list(self._deltas)
         self._deltas.clear()
         return fresh

@@ -43,6 +43,7 @@ class _Track:
 
     head: str
     started: bool = False
+    token_count: int = 0
     text_offset: int = 0
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -86,6 +87,7 @@ class Renderer:
         track, options = self._tracks[delta.choice.index], self.options
         if options.discard_output:
             delta.text, delta.token_ids, delta.logprobs = "", [], None
+        track.token_count += len(delta.token_ids)
         body = self._opening(delta, track)
         if options.token_ids:
             body += f',"token_ids":{_ids(delta.token_ids)}'
@@ -111,6 +113,7 @@ class Renderer:
         """The same, for an answer that is not streamed."""
         track = self._tracks[delta.choice.index]
         if not self.options.discard_output:
+            track.token_count += len(delta.token_ids)
             track.text.append(delta.text)
             track.token_ids += delta.token_ids
             track.logprobs += delta.logprobs or []
@@ -142,7 +145,7 @@ class Renderer:
     def usage(self) -> dict[str, int]:
         choices = self.generation.choices
         prompt = sum(len(choice.prompt) for choice in choices[:: self.options.n])
-        completion = 0 if self.options.discard_output else sum(c.token_count for c in choices)
+        completion = sum(track.token_count for track in self._tracks)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
