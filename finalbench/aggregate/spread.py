@@ -32,6 +32,8 @@ def axis_spread(rows: Sequence[ResultRow], arm: str) -> list[SpreadRow]:
                 points.append((_coordinate(row, axis), value))
         if len(points) < 2:
             continue
+        if all(label.isdigit() for label, _ in points):
+            points.sort(key=lambda p: int(p[0]))
         low = min(points, key=lambda p: p[1])
         high = max(points, key=lambda p: p[1])
         found.append(

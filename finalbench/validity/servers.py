@@ -51,13 +51,6 @@ def _server(run: Run, server: ServerRecord) -> Iterator[Violation]:
             f"the one that answered has {nonce}",
             block=server.block,
         )
-    served = server.settings.get("model")
-    if served is not None and str(served) != run.scenario.model.name:
-        yield violation(
-            "wrong_server",
-            f"server {server.server_id} serves {served}, not {run.scenario.model.name}",
-            block=server.block,
-        )
     weights = str(server.settings.get("weights", "real"))
     if weights.startswith("random") != (run.classes.weights == "random"):
         yield violation(
