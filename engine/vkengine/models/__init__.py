@@ -1,0 +1,1 @@
+"""Model layouts and forward passes, one file per architecture."""

@@ -1,0 +1,5 @@
+"""Acceptance of drafts."""
+
+from .reference import accept
+
+__all__ = ["accept"]

@@ -1,0 +1,20 @@
+"""Dispatch by device: Triton on a GPU, packed torch on a CPU."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...models.layout import AttentionWeights
+from ...rows import Rows, Workspace
+from ...state import AttentionState
+
+
+def attention(h: Tensor, w: AttentionWeights, state: AttentionState, rows: Rows, ws: Workspace) -> None:
+    """Add the layer's output to the residual stream ``h [R, H]`` f32; see reference.py."""
+    if h.is_cuda:
+        from .triton import attention as run
+    elif w.packed is not None:
+        from .cpu import attention as run
+    else:
+        from .reference import attention as run
+    run(h, w, state, rows, ws)

@@ -1,0 +1,5 @@
+"""Token embedding rows."""
+
+from .reference import embed
+
+__all__ = ["embed"]

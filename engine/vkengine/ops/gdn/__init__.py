@@ -1,0 +1,20 @@
+"""Dispatch by device: Triton on a GPU, packed torch on a CPU."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...models.layout import GdnWeights
+from ...rows import Rows, Workspace
+from ...state import GdnState
+
+
+def gdn(h: Tensor, w: GdnWeights, state: GdnState, rows: Rows, ws: Workspace) -> None:
+    """Add the layer's output to the residual stream ``h [R, H]`` f32; see reference.py."""
+    if h.is_cuda:
+        from .triton import gdn as run
+    elif w.packed is not None:
+        from .cpu import gdn as run
+    else:
+        from .reference import gdn as run
+    run(h, w, state, rows, ws)

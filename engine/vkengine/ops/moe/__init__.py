@@ -1,0 +1,19 @@
+"""Dispatch by device: Triton on a GPU, packed torch on a CPU."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...models.layout import MoeWeights
+from ...rows import Rows, Workspace
+
+
+def moe(h: Tensor, w: MoeWeights, state: None, rows: Rows, ws: Workspace) -> None:
+    """Add the layer's output to the residual stream ``h [R, H]`` f32; see reference.py."""
+    if h.is_cuda:
+        from .triton import moe as run
+    elif w.packed is not None:
+        from .cpu import moe as run
+    else:
+        from .reference import moe as run
+    run(h, w, state, rows, ws)
