@@ -198,8 +198,10 @@ class BlockRunner:
                 name not in self._measured_arms
             ):
                 raise EnvironmentMissing(f"{name}: {error.last_line}") from error
+            reason = f"the server did not start: {error}"
             for cell in waiting:
-                self._fail(cell, block, f"the server did not start: {error}")
+                self._note_failure(self._failure(cell, block, reason))
+            self._progress.note(f"{name}, block {block.index + 1}, {len(waiting)} cells: {reason}")
             waiting.clear()
             return None
         self._watch = watch
@@ -251,10 +253,11 @@ class BlockRunner:
         return self._watch.server_id if self._watch else ""
 
     def _fail(self, cell: Cell, block: Block, reason: str) -> None:
-        self._note_failure(
-            Failure(cell_id=cell.id, block=block.index, roll=self._roll, reason=reason)
-        )
+        self._note_failure(self._failure(cell, block, reason))
         self._progress.note(f"{cell.label}, block {block.index + 1}: {reason}")
+
+    def _failure(self, cell: Cell, block: Block, reason: str) -> Failure:
+        return Failure(cell_id=cell.id, block=block.index, roll=self._roll, reason=reason)
 
     def _note_failure(self, failure: Failure) -> None:
         failures = (*self.run_state.failures, failure)

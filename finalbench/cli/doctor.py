@@ -1,0 +1,163 @@
+"""What `doctor` looks at. Each check says what it found; FAIL only where `run` cannot work."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from finalbench.errors import FinalbenchError
+from finalbench.provenance import list_gpus, usable_cores
+from finalbench.runtime.process import ServerProcess, choose_port
+from finalbench.runtime.ready import wait_ready
+from finalbench.runtime.server import COMMAND_VARIABLE, vk_executable
+
+_VARIABLES = (
+    "FINALBENCH_RESULTS_DIR",
+    COMMAND_VARIABLE,
+    "DOCKER_HOST",
+    "HF_HOME",
+    "HF_ENDPOINT",
+    "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+)
+_SECRETS = ("HF_TOKEN", "HF_OIDC_RESOURCE")
+_NEEDED_DISK_GB = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding. `numbers` holds what a program would read."""
+
+    name: str
+    status: Literal["ok", "warn", "FAIL"]
+    text: str
+    numbers: dict[str, float] | None = None
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def check_machine(environment: Mapping[str, str], results: Path) -> list[Check]:
+    """All checks, in the order a run would need them."""
+    return [
+        _python(),
+        *_engine(environment),
+        _gpu(),
+        _containers(),
+        _disk(results),
+        _port(),
+        _client(environment),
+        _variables(environment),
+    ]
+
+
+def _python() -> Check:
+    version = ".".join(map(str, sys.version_info[:3]))
+    good = sys.version_info >= (3, 11)
+    return Check("python", "ok" if good else "FAIL", f"{version}, {usable_cores()} cores")
+
+
+def _engine(environment: Mapping[str, str]) -> list[Check]:
+    try:
+        executable = vk_executable(environment)
+    except FinalbenchError as error:
+        return [Check("engine", "FAIL", f"{error} ({error.hint})")]
+    found = Check("engine", "ok", " ".join(executable))
+    # Torch is asked about in a process of its own: the harness never imports it.
+    code = (
+        "import json, torch; print(json.dumps([torch.__version__, torch.cuda.is_available(), "
+        "torch.get_num_threads()]))"
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+        )
+        version, cuda, threads = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return [found, Check("torch", "warn", "not importable from this Python")]
+    text = f"{version}, CUDA {'available' if cuda else 'not available'}, {threads} threads"
+    return [found, Check("torch", "ok", text)]
+
+
+def _gpu() -> Check:
+    gpus = list_gpus()
+    if not gpus:
+        return Check("gpu", "warn", "none; scenarios for CUDA can be planned here, not run")
+    names = ", ".join(f"{g.name} ({(g.memory_bytes or 0) / 1e9:.0f} GB)" for g in gpus)
+    return Check("gpu", "ok", f"{names}, driver {gpus[0].driver}")
+
+
+def _containers() -> Check:
+    engine = next((name for name in ("docker", "podman") if shutil.which(name)), None)
+    if engine is None:
+        return Check("containers", "warn", "no docker or podman; --runtime process needs none")
+    try:
+        subprocess.run([engine, "info"], capture_output=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return Check("containers", "warn", f"{engine} is installed, its service does not answer")
+    return Check("containers", "ok", f"{engine} answers")
+
+
+def _disk(results: Path) -> Check:
+    place = next(p for p in (results.resolve(), *results.resolve().parents) if p.exists())
+    free = shutil.disk_usage(place).free / 1e9
+    status = "ok" if free >= _NEEDED_DISK_GB else "FAIL"
+    return Check("disk", status, f"{free:.1f} GB free for {results}", {"free_gb": round(free, 1)})
+
+
+def _port() -> Check:
+    try:
+        return Check("port", "ok", f"127.0.0.1 gives free ports ({choose_port()})")
+    except OSError as error:
+        return Check("port", "FAIL", f"no port on 127.0.0.1: {error.strerror}")
+
+
+def _client(environment: Mapping[str, str]) -> Check:
+    """How many chunks a second the client reads from a server that costs nothing."""
+    port = choose_port()
+    log = Path(f"/tmp/finalbench-doctor-{port}.log")
+    command = [sys.executable, "-m", "finalbench.testing.toy", "--port", str(port)]
+    process = ServerProcess.start([*command, "--behaviour", "fast"], log, environment)
+    base_url = f"http://127.0.0.1:{port}"
+    try:
+        wait_ready(
+            base_url,
+            timeout_s=30,
+            dead=lambda: "the toy server ended" if process.exit_code() is not None else None,
+        )
+        rate = asyncio.run(_chunk_rate(base_url))
+    except FinalbenchError as error:
+        return Check("client", "warn", f"its ceiling was not measured: {error}")
+    finally:
+        process.stop()
+        log.unlink(missing_ok=True)
+    return Check("client", "ok", f"reads {rate:,.0f} chunks/s, one stream", {"chunks_s": rate})
+
+
+async def _chunk_rate(base_url: str) -> float:
+    from finalbench.client.http import StreamClient
+    from finalbench.client.stream import complete
+
+    body = {"model": "toy", "prompt": [1, 2, 3], "max_tokens": 1000, "ignore_eos": True}
+    rates = []
+    async with StreamClient() as client:
+        for _ in range(3):
+            begun = time.monotonic()
+            result = await complete(client, base_url, body)
+            rates.append(len(result.chunks) / (time.monotonic() - begun))
+    return round(statistics.median(rates), 0)
+
+
+def _variables(environment: Mapping[str, str]) -> Check:
+    shown = [f"{name}={environment[name]}" for name in _VARIABLES if name in environment]
+    shown += [f"{name}=(set)" for name in _SECRETS if name in environment]
+    return Check("environment", "ok", ", ".join(shown) or "nothing set that matters")

@@ -1,0 +1,181 @@
+"""`plan` and `run`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from finalbench.cli.options import (
+    DEFAULT_RESULTS,
+    ArmsOption,
+    BlocksOption,
+    CheckpointOption,
+    GridOption,
+    JsonOption,
+    ModelOption,
+    ResultsOption,
+    ScenarioArgument,
+    SetOption,
+    ThreadsOption,
+    WeightsOption,
+    environment,
+    overrides_of,
+    print_json,
+    resolve,
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the app."""
+    app.command()(plan)
+    app.command()(run)
+
+
+def plan(
+    scenario: ScenarioArgument = None,
+    model: ModelOption = None,
+    sets: SetOption = None,
+    weights: WeightsOption = None,
+    blocks: BlocksOption = None,
+    arms: ArmsOption = None,
+    grid: GridOption = None,
+    threads: ThreadsOption = None,
+    checkpoint: CheckpointOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what `run` would do: cells, servers, order, time. Works on any machine."""
+    from finalbench.plan import make_plan
+
+    resolved = resolve(
+        scenario,
+        model,
+        overrides_of(
+            sets=sets,
+            weights=weights,
+            blocks=blocks,
+            arms=arms,
+            grid=grid,
+            threads=threads,
+            checkpoint=checkpoint,
+        ),
+    )
+    made = make_plan(resolved)
+    if as_json:
+        print_json(
+            {
+                "schema_version": 1,
+                "scenario": resolved.model_dump(mode="json"),
+                "plan": made.model_dump(mode="json"),
+            }
+        )
+    else:
+        from finalbench.cli.tables import show_plan
+
+        show_plan(resolved, made)
+
+
+def run(
+    scenario: ScenarioArgument = None,
+    model: ModelOption = None,
+    sets: SetOption = None,
+    weights: WeightsOption = None,
+    blocks: BlocksOption = None,
+    arms: ArmsOption = None,
+    grid: GridOption = None,
+    threads: ThreadsOption = None,
+    checkpoint: CheckpointOption = None,
+    runtime: Annotated[
+        str, typer.Option(help="`process`, `endpoint` (with --endpoint), or `auto`.")
+    ] = "auto",
+    endpoint: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ARM=URL", help="Use a server that already runs; repeat per arm."),
+    ] = None,
+    results_dir: ResultsOption = DEFAULT_RESULTS,
+    resume: Annotated[
+        Path | None, typer.Option(help="Continue this run, also one with failed cells.")
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start a new run even if an unfinished one fits.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    no_progress: Annotated[bool, typer.Option("--no-progress", help="The same.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a scenario: fresh servers in alternating order, records, table, report.
+
+    An unfinished run of the same plan, on the same machine and commit, is continued; --fresh starts
+    anew. A run that ended with failed cells is continued only when named by --resume.
+    """
+    from finalbench.cli.finish import exit_code_of, finish
+    from finalbench.cli.live import shown
+    from finalbench.runner import Options, execute
+
+    resolved = resolve(
+        scenario,
+        model,
+        overrides_of(
+            sets=sets,
+            weights=weights,
+            blocks=blocks,
+            arms=arms,
+            grid=grid,
+            threads=threads,
+            checkpoint=checkpoint,
+        ),
+    )
+    options = Options(
+        results=results_dir,
+        environment=environment(),
+        resume=_run_folder(resume, results_dir),
+        fresh=fresh,
+        endpoints=_endpoints(runtime, endpoint or [], resolved.arms),
+        command=("finalbench", *sys.argv[1:]),
+    )
+    with shown(quiet=quiet, bar=not no_progress) as progress:
+        outcome = execute(resolved, options, progress)
+        progress.phase("metrics and report")
+        finished = finish(outcome.path)
+    if as_json:
+        print_json(finished.summary)
+    else:
+        from finalbench.cli.tables import show_run
+
+        show_run(finished)
+    raise typer.Exit(exit_code_of(finished.summary))
+
+
+def _endpoints(runtime: str, given: list[str], arms: tuple[str, ...]) -> dict[str, str]:
+    from finalbench.errors import UsageError
+
+    if runtime not in ("auto", "process", "endpoint"):
+        raise UsageError(f"--runtime {runtime}: must be process, endpoint or auto")
+    endpoints: dict[str, str] = {}
+    for text in given:
+        name, separator, url = text.partition("=")
+        if not separator or not url.startswith(("http://", "https://")):
+            raise UsageError(f"--endpoint {text}: write it as ARM=http://host:port")
+        if name not in arms:
+            raise UsageError(f"--endpoint {text}: {name!r} is not among arms {', '.join(arms)}")
+        endpoints[name] = url.rstrip("/")
+    if runtime == "process" and endpoints:
+        raise UsageError("--endpoint needs --runtime endpoint or auto")
+    if runtime == "endpoint" and set(endpoints) != set(arms):
+        missing = ", ".join(a for a in arms if a not in endpoints)
+        raise UsageError(f"--runtime endpoint: no --endpoint for {missing}")
+    return endpoints
+
+
+def _run_folder(resume: Path | None, results: Path) -> Path | None:
+    """A run by its folder, or by its name under the results folder."""
+    from finalbench.errors import UsageError
+
+    if resume is None:
+        return None
+    for candidate in (resume, results / resume):
+        if (candidate / "run.json").is_file():
+            return candidate
+    raise UsageError(f"--resume {resume}: no run there")
