@@ -1,0 +1,62 @@
+"""Compare, count and commit a round on the device, and set the cursors of the draft stage."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from vkengine.ops.triton_common import philox_word
+
+
+@triton.jit
+def accept_kernel(
+    tokens_ptr,
+    y_ptr,
+    limit_ptr,
+    acceptance_ptr,
+    seed_ptr,
+    slot_ptr,
+    pos_ptr,
+    next_pos_ptr,
+    folded_ptr,
+    row_ptr,
+    chain_pos_ptr,
+    out_ptr,
+    count_ptr,
+    B,
+    token_stride,
+    M: tl.constexpr,
+    MP: tl.constexpr,
+):
+    """Grid B. ``tokens [B, M]``: last committed token, then the drafts; ``y [B, M]``: the
+    target's tokens. ``acceptance < 0`` compares; otherwise draft j is accepted with that chance,
+    from a counter keyed by (seed, position), and nothing else changes. Writes the committed
+    tokens ``out [B, M]`` (-1 beyond them), their count, the next position, ``folded``, the row
+    the first draft is drawn from, and the positions ``chain_pos [M, B]`` of the draft stage."""
+    b = tl.program_id(0)
+    j = tl.arange(0, MP)
+    pos = tl.load(pos_ptr + b)
+    y = tl.load(y_ptr + b * M + j, mask=j < M, other=-1)
+    draft = tl.load(tokens_ptr + b * token_stride + j + 1, mask=j < M - 1, other=-2)
+    chance = tl.load(acceptance_ptr + b)
+    agree = (draft == y).to(tl.int32)
+    if chance >= 0.0:
+        zero = tl.zeros_like(j)
+        lo = tl.load(seed_ptr + 2 * b)
+        hi = tl.load(seed_ptr + 2 * b + 1)
+        word = philox_word(zero + lo, zero + hi, zero - 1, pos + 1 + j)
+        agree = (((word >> 8).to(tl.float32) + 0.5) * (1.0 / 16777216.0) < chance).to(tl.int32)
+    live = (j < M - 1) & (j < tl.load(limit_ptr + b))
+    # The number of leading agreements is the index of the first disagreement.
+    n = tl.min(tl.where(live & (agree > 0), MP, j), axis=0)
+    committed = tl.where(j < n, draft, tl.where(j == n, y, -1))
+    last = tl.sum(tl.where(j == n, y, 0), axis=0)
+    tl.debug_barrier()
+    tl.store(out_ptr + b * M + j, committed, mask=j < M)
+    tl.store(count_ptr + b, n + 1)
+    tl.store(tokens_ptr + b * token_stride, last)
+    tl.store(limit_ptr + b, M - 1)
+    tl.store(next_pos_ptr + b, pos + n + 1)
+    tl.store(folded_ptr + tl.load(slot_ptr + b), pos)
+    tl.store(row_ptr + b, b * M + n)
+    tl.store(chain_pos_ptr + j * B + b, pos + n + j, mask=j < M)

@@ -1,0 +1,182 @@
+"""Gated DeltaNet between its two projections, one program per tile of a value head and sequence.
+
+Works on ``y [R, conv_dim + Hv*dv + 2*Hv]`` (qkv | z | b | a, fp32): causal convolution over the ring
+of earlier rows, SiLU, gates, l2 norm, the delta rule token by token, and ``x = o * gain * silu(z)  [R, Hv*dv]`` in
+the weight's type. The gated norm's root mean square spans a head, a program only ``BV`` of its
+columns, so each program leaves a partial sum of squares ``[R, Hv, dv/BV]`` and the output
+projection applies the factor per head.
+
+State is keyed by absolute position (index ``p & (RING - 1)``): the stored matrix holds the tokens
+before ``folded``; entries ``folded .. pos0 - 1`` of the rings are replayed into it first with the
+instruction a live step uses (``S = fma(k, u, S * g)``), so that a drafted and rolled-back history
+leaves the same bits as one that never drafted. Live rows write ring entries and leave the stored
+matrix alone.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from vkengine.ops.triton_common import INTERPRETED, prefetch_l2, sigmoid, silu, softplus
+
+
+@triton.jit
+def conv_taps(
+    y_ptr,
+    ring_ptr,
+    weight_ptr,
+    channels,
+    pos0,
+    y_stride,
+    conv_dim,
+    J: tl.constexpr,
+    RING: tl.constexpr,
+    TAPS: tl.constexpr,
+):
+    """SiLU of the causal convolution at live row J for the given channels."""
+    acc = tl.zeros_like(channels).to(tl.float32)
+    for t in tl.static_range(TAPS):
+        w = tl.load(weight_ptr + channels * TAPS + t).to(tl.float32)
+        if J - (TAPS - 1) + t >= 0:
+            x = tl.load(y_ptr + (J - (TAPS - 1) + t) * y_stride + channels)
+        else:
+            p = pos0 + (J - (TAPS - 1) + t)
+            x = tl.load(
+                ring_ptr + (p & (RING - 1)) * conv_dim + channels, mask=channels * 0 + p >= 0, other=0.0
+            ).to(tl.float32)
+        acc = tl.fma(w, x, acc)
+    return silu(acc)
+
+
+@triton.jit
+def advance(like, k, u, decayed):
+    """``decayed + k u^T``, one fused multiply-add each: replay and live steps share these bits."""
+    return tl.fma(k[:, None] + tl.zeros_like(like), u[None, :] + tl.zeros_like(like), decayed)
+
+
+@triton.jit
+def gdn_kernel(
+    y_ptr,
+    conv_w_ptr,
+    a_log_ptr,
+    dt_bias_ptr,
+    norm_ptr,
+    x_ptr,
+    squares_ptr,
+    slot_ptr,
+    pos_ptr,
+    folded_ptr,
+    conv_ptr,
+    s_ptr,
+    ring_k_ptr,
+    ring_u_ptr,
+    ring_g_ptr,
+    pf_ptr,
+    pf_bytes,
+    y_stride,
+    M: tl.constexpr,
+    HK: tl.constexpr,
+    HV: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    BV: tl.constexpr,
+    TAPS: tl.constexpr,
+    RING: tl.constexpr,
+    PENDING: tl.constexpr,
+    PF: tl.constexpr,
+    THREADS: tl.constexpr,
+):
+    tiles: tl.constexpr = DV // BV
+    pid = tl.program_id(0)
+    b = tl.program_id(1)
+    if PF > 0:
+        if pid >= HV * tiles:
+            first = (pid - HV * tiles).to(tl.int64) * (THREADS * PF * 1024)
+            prefetch_l2(pf_ptr, first, pf_bytes, THREADS, PF)
+    if pid < HV * tiles:
+        hv = pid // tiles
+        tile = pid % tiles
+        group: tl.constexpr = HV // HK
+        hk = hv // group
+        conv_dim: tl.constexpr = 2 * HK * DK + HV * DV
+        slot = tl.load(slot_ptr + b).to(tl.int64)
+        pos0 = tl.load(pos_ptr + b)
+        folded = tl.load(folded_ptr + b)
+        dk = tl.arange(0, DK)
+        dv = tile * BV + tl.arange(0, BV)
+        s_tile = s_ptr + (slot * HV + hv) * (DK * DV) + dk[:, None] * DV + dv[None, :]
+        rk = ring_k_ptr + slot * (RING * HK * DK) + hk * DK + dk
+        ru = ring_u_ptr + slot * (RING * HV * DV) + hv * DV + dv
+        rg = ring_g_ptr + slot * (RING * HV) + hv
+        conv = conv_ptr + slot * (RING * conv_dim)
+        s = tl.load(s_tile)
+        # All loads are issued before the first use: the chain below is short of latency, not bytes.
+        ring_k = ()
+        ring_u = ()
+        ring_g = ()
+        for i in tl.static_range(PENDING):
+            at = (folded + i) & (RING - 1)
+            live = folded + i < pos0
+            old_k = tl.load(rk + at * (HK * DK), mask=dk * 0 + live > 0, other=0.0)
+            old_u = tl.load(ru + at * (HV * DV), mask=dv * 0 + live > 0, other=0.0)
+            ring_k = ring_k + (old_k,)
+            ring_u = ring_u + (old_u,)
+            ring_g = ring_g + (tl.load(rg + at * HV, mask=live, other=1.0),)
+        a_rate = tl.exp(tl.load(a_log_ptr + hv).to(tl.float32))
+        bias = tl.load(dt_bias_ptr + hv).to(tl.float32)
+        gain = tl.load(norm_ptr + dv).to(tl.float32)
+        q_ch = hk * DK + dk
+        k_ch = HK * DK + q_ch
+        v_ch = 2 * HK * DK + hv * DV + dv
+        rows = y_ptr + (b * M).to(tl.int64) * y_stride
+        qs = ()
+        ks = ()
+        vs = ()
+        for j in tl.static_range(M):
+            q = conv_taps(rows, conv, conv_w_ptr, q_ch, pos0, y_stride, conv_dim, j, RING, TAPS)
+            k = conv_taps(rows, conv, conv_w_ptr, k_ch, pos0, y_stride, conv_dim, j, RING, TAPS)
+            v = conv_taps(rows, conv, conv_w_ptr, v_ch, pos0, y_stride, conv_dim, j, RING, TAPS)
+            q = q * (tl.rsqrt(tl.sum(q * q, axis=0) + 1e-6) * (DK**-0.5))
+            k = k * tl.rsqrt(tl.sum(k * k, axis=0) + 1e-6)
+            qs = qs + (q,)
+            ks = ks + (k,)
+            vs = vs + (v,)
+        for i in tl.static_range(PENDING):
+            if folded + i < pos0:
+                s = advance(s, ring_k[i], ring_u[i], s * ring_g[i])
+        if folded < pos0:
+            tl.store(s_tile, s)
+        for j in tl.static_range(M):
+            yj = rows + j * y_stride
+            q = qs[j]
+            k = ks[j]
+            z = tl.load(yj + conv_dim + hv * DV + dv)
+            beta = sigmoid(tl.load(yj + conv_dim + HV * DV + hv))
+            a = tl.load(yj + conv_dim + HV * DV + HV + hv)
+            g = tl.exp(-a_rate * softplus(a + bias))
+            s = s * g
+            seen = tl.sum(s * k[:, None], axis=0)
+            read = tl.sum(s * q[:, None], axis=0)
+            u = beta * (vs[j] - seen)
+            # S_new^T q = (g S)^T q + (k . q) u: one exchange between warps less on the chain.
+            o = tl.fma(tl.sum(k * q, axis=0) + tl.zeros_like(u), u, read)
+            if j < M - 1:
+                s = advance(s, k, u, s)
+            r = b * M + j
+            tl.store(squares_ptr + (r * HV + hv) * tiles + tile, tl.sum(o * o, axis=0))
+            o = o * gain * silu(z)
+            tl.store(x_ptr + r * (HV * DV) + hv * DV + dv, o.to(x_ptr.dtype.element_ty))
+            i = (pos0 + j) & (RING - 1)
+            tl.store(ru + i * (HV * DV), u)
+            if tile == 0:
+                tl.store(rg + i * HV, g)
+            raw = tl.load(yj + v_ch)
+            tl.store(conv + i * conv_dim + v_ch, raw.to(conv_ptr.dtype.element_ty))
+            if pid % (group * tiles) == 0:
+                tl.store(rk + i * (HK * DK), k)
+                raw_q = tl.load(yj + q_ch)
+                raw_k = tl.load(yj + k_ch)
+                tl.store(conv + i * conv_dim + q_ch, raw_q.to(conv_ptr.dtype.element_ty))
+                tl.store(conv + i * conv_dim + k_ch, raw_k.to(conv_ptr.dtype.element_ty))

@@ -1,0 +1,82 @@
+"""Keyed-noise argmax over the logits of the rows of a round.
+
+The logits come from ``gemv_kernel`` (final norm in its prologue). Score of vocabulary id v at
+absolute position p: the logit at temperature 0, else ``logit / T + Gumbel(seed, choice, v, p)``.
+The noise depends on the id and the position, never on the row, the depth k or the head's size.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from vkengine.ops.triton_common import gumbel, philox_word
+
+
+@triton.jit
+def sample_kernel(
+    logits_ptr,
+    ids_ptr,
+    row_ptr,
+    temperature_ptr,
+    seed_ptr,
+    pos_ptr,
+    value_ptr,
+    index_ptr,
+    counter_ptr,
+    out_ptr,
+    V,
+    add,
+    out_stride,
+    M: tl.constexpr,
+    HAS_IDS: tl.constexpr,
+    HAS_ROW: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PARTS: tl.constexpr,
+    PP: tl.constexpr,
+):
+    """Grid (PARTS, rows). Row r is row r % M of sequence r // M; with ``HAS_ROW`` (M = 1) its
+    logits are those of row ``row_ptr[r]``. Writes ``out[r // M * out_stride + r % M]``."""
+    part = tl.program_id(0)
+    r = tl.program_id(1)
+    b = r // M
+    source = r
+    if HAS_ROW:
+        source = tl.load(row_ptr + r)
+    v = part * CHUNK + tl.arange(0, CHUNK)
+    mask = v < V
+    logit = tl.load(logits_ptr + source.to(tl.int64) * V + v, mask=mask, other=float("-inf"))
+    logit = tl.where(logit == logit, logit, float("-inf"))
+    ids = v
+    if HAS_IDS:
+        ids = tl.load(ids_ptr + v, mask=mask, other=0).to(tl.int32)
+    temperature = tl.load(temperature_ptr + b)
+    if temperature > 0.0:
+        lo = tl.load(seed_ptr + 2 * b)
+        hi = tl.load(seed_ptr + 2 * b + 1)
+        position = tl.load(pos_ptr + b) + add + r % M
+        zero = tl.zeros_like(ids)
+        word = philox_word(zero + lo, zero + hi, ids, zero + position)
+        logit = tl.where(mask, logit / temperature + gumbel(word), float("-inf"))
+    best = tl.max(logit, axis=0)
+    # Ids ascend with v, so the lowest index among equals is the lowest id.
+    index = tl.min(tl.where(logit == best, v, 0x7FFFFFFF), axis=0)
+    tl.store(value_ptr + r * PARTS + part, best)
+    tl.store(index_ptr + r * PARTS + part, index)
+    tl.debug_barrier()
+    done = tl.atomic_add(counter_ptr + r, 1, sem="acq_rel")
+    if done == PARTS - 1:
+        tl.store(counter_ptr + r, 0)
+        p = tl.arange(0, PP)
+        values = tl.load(
+            value_ptr + r * PARTS + p, mask=p < PARTS, other=float("-inf"), cache_modifier=".cg"
+        )
+        indices = tl.load(
+            index_ptr + r * PARTS + p, mask=p < PARTS, other=0x7FFFFFFF, cache_modifier=".cg"
+        )
+        top = tl.max(values, axis=0)
+        winner = tl.min(tl.where(values == top, indices, 0x7FFFFFFF), axis=0)
+        winner = tl.minimum(winner, V - 1)
+        if HAS_IDS:
+            winner = tl.load(ids_ptr + winner).to(tl.int32)
+        tl.store(out_ptr + b * out_stride + r % M, winner)

@@ -1,0 +1,245 @@
+"""Mixture of experts at 1 to 64 rows as three launches.
+
+1. ``route_kernel``: RMSNorm + router rows (all experts and the shared expert's gate, fp32 logits);
+   the last program to finish picks the top k per row (ties to the lowest id), renormalises, and
+   writes the (row, rank) pairs sorted by expert. Programs beyond the router's run the shared
+   expert's gate/up in the shadow of the router's latency: it does not depend on the routing.
+2. ``gate_up_kernel``: one program per (pair, tile); pairs that share an expert run side by side, so
+   the second reads it from L2 and each row's arithmetic stays that of a lone row.
+3. ``down_kernel``: per (row, tile) the chosen experts in rank order, then the shared expert times
+   its gate, then the residual, all in fp32 in one accumulator per lane and one tree at the end.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from vkengine.ops.triton_common import INTERPRETED, prefetch_l2, sigmoid, silu, sum8
+from vkengine.ops.triton_gemv import tile_dot
+
+
+@triton.jit
+def select_experts(
+    logits_ptr,
+    ids_ptr,
+    weights_ptr,
+    shared_ptr,
+    sorted_ptr,
+    R: tl.constexpr,
+    RP: tl.constexpr,
+    E: tl.constexpr,
+    EP: tl.constexpr,
+    TOPK: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    """Top-k per row from the finished logits, and the pairs in order of their expert."""
+    r = tl.arange(0, RP)
+    e = tl.arange(0, EP)
+    mask = (r[:, None] < R) & (e[None, :] < E)
+    logits = tl.load(
+        logits_ptr + r[:, None] * (E + 1) + e[None, :],
+        mask=mask,
+        other=float("-inf"),
+        cache_modifier=".cg",
+    )
+    # NaN counts as minus infinity: ids stay valid whatever the input.
+    logits = tl.where(logits == logits, logits, float("-inf"))
+    # An order-preserving integer of the logit above the complement of the id: the maximum is the
+    # largest logit with the lowest id.
+    bits = logits.to(tl.int32, bitcast=True)
+    ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
+    keys = (ordered << 32) | (EP - 1 - e)[None, :].to(tl.int64)
+    keys = tl.where((e < E)[None, :], keys, -0x7FFFFFFFFFFFFFFF - 1)
+    top = tl.max(logits, axis=1)
+    total = tl.zeros([RP], tl.float32)
+    j = tl.arange(0, TOPK)
+    ids = tl.zeros([RP, TOPK], tl.int32)
+    weights = tl.zeros([RP, TOPK], tl.float32)
+    for i in tl.static_range(TOPK):
+        best = tl.max(keys, axis=1)
+        expert = (EP - 1) - (best & 0xFFFFFFFF).to(tl.int32)
+        high = (best >> 32).to(tl.int32)
+        value = tl.where(high < 0, high ^ 0x7FFFFFFF, high).to(tl.float32, bitcast=True)
+        weight = tl.where(value == top, 1.0, tl.exp(value - top))
+        total += weight
+        keys = tl.where(keys == best[:, None], -0x7FFFFFFFFFFFFFFF - 1, keys)
+        ids = tl.where(j[None, :] == i, expert[:, None], ids)
+        weights = tl.where(j[None, :] == i, weight[:, None], weights)
+    weights = weights / total[:, None]
+    out = r[:, None] * TOPK + j[None, :]
+    tl.store(ids_ptr + out, ids, mask=(r[:, None] < R) & (j[None, :] < TOPK))
+    tl.store(weights_ptr + out, weights, mask=(r[:, None] < R) & (j[None, :] < TOPK))
+    gate = tl.load(logits_ptr + r * (E + 1) + E, mask=r < R, other=0.0, cache_modifier=".cg")
+    tl.store(shared_ptr + r, sigmoid(gate), mask=r < R)
+    tl.debug_barrier()
+    pair = tl.arange(0, PAIRS)
+    n_pairs = R * TOPK
+    mine = tl.load(ids_ptr + pair, mask=pair < n_pairs, other=E) * PAIRS + pair
+    place = tl.zeros([PAIRS], tl.int32)
+    if R == 1:
+        place += pair  # any order is right for one row; rank order is there already
+    else:
+        for b in tl.static_range(0, PAIRS, 16):
+            other = b + tl.arange(0, 16)
+            theirs = tl.load(ids_ptr + other, mask=other < n_pairs, other=E) * PAIRS + other
+            place += tl.sum((theirs[None, :] < mine[:, None]).to(tl.int32), axis=1)
+    tl.store(sorted_ptr + place, mine, mask=pair < n_pairs)
+
+
+@triton.jit
+def route_kernel(
+    router_ptr,
+    shared_up_ptr,
+    x_ptr,
+    gain_ptr,
+    logits_ptr,
+    ids_ptr,
+    weights_ptr,
+    shared_ptr,
+    sorted_ptr,
+    act_ptr,
+    counter_ptr,
+    pf_ptr,
+    pf_bytes,
+    eps,
+    R: tl.constexpr,
+    RP: tl.constexpr,
+    K: tl.constexpr,
+    I: tl.constexpr,  # noqa: E741
+    E: tl.constexpr,
+    EP: tl.constexpr,
+    TOPK: tl.constexpr,
+    PAIRS: tl.constexpr,
+    BE: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    PF: tl.constexpr,
+    THREADS: tl.constexpr,
+):
+    pid = tl.program_id(0)
+    n_router = (E + 1 + BE - 1) // BE
+    if PF > 0:
+        prefetch_l2(pf_ptr, pid.to(tl.int64) * (THREADS * PF * 1024), pf_bytes, THREADS, PF)
+    if pid < n_router:
+        rows = pid * BE + tl.arange(0, BE)
+        mask = rows < E + 1
+        y = tile_dot(router_ptr, rows, mask, x_ptr, gain_ptr, eps, R, K, BE, BK, 1)
+        for r in tl.static_range(R):
+            tl.store(logits_ptr + r * (E + 1) + rows, y[r], mask=mask)
+        tl.debug_barrier()
+        done = tl.atomic_add(counter_ptr, 1, sem="acq_rel")
+        if done == n_router - 1:
+            tl.store(counter_ptr, 0)
+            select_experts(
+                logits_ptr, ids_ptr, weights_ptr, shared_ptr, sorted_ptr, R, RP, E, EP, TOPK, PAIRS
+            )
+    else:
+        rows = (pid - n_router) * BN + tl.arange(0, BN)
+        mask = rows < I
+        gate = tile_dot(shared_up_ptr, rows, mask, x_ptr, gain_ptr, eps, R, K, BN, BK, 1)
+        up = tile_dot(shared_up_ptr, rows + I, mask, x_ptr, gain_ptr, eps, R, K, BN, BK, 1)
+        for r in tl.static_range(R):
+            v = silu(gate[r]) * up[r]
+            out = act_ptr + (r * (TOPK + 1) + TOPK) * I + rows
+            tl.store(out, v.to(act_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def gate_up_kernel(
+    gate_up_ptr,
+    x_ptr,
+    gain_ptr,
+    sorted_ptr,
+    act_ptr,
+    down_ptr,
+    eps,
+    n_pairs,
+    K: tl.constexpr,
+    I: tl.constexpr,  # noqa: E741
+    TOPK: tl.constexpr,
+    PAIRS: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    PF_FROM: tl.constexpr,
+    THREADS: tl.constexpr,
+):
+    pid = tl.program_id(0)
+    tile = pid // n_pairs
+    code = tl.load(sorted_ptr + pid % n_pairs)
+    pair = code % PAIRS
+    expert = (code // PAIRS).to(tl.int64)
+    row = pair // TOPK
+    rows = tile * BN + tl.arange(0, BN)
+    mask = rows < I
+    w = gate_up_ptr + expert * (2 * I * K)
+    x = x_ptr + row * K
+    if PF_FROM * BN < I:
+        if tile >= PF_FROM:
+            # Later tiles prefetch this expert's down projection: DRAM stays busy at the boundary.
+            share: tl.constexpr = (I // BN - PF_FROM) * THREADS * 1024
+            units: tl.constexpr = (K * I * 2 + share - 1) // share
+            prefetch_l2(
+                down_ptr.to(tl.int64) + expert * (K * I * 2),
+                (tile - PF_FROM).to(tl.int64) * (units * THREADS * 1024),
+                K * I * 2,
+                THREADS,
+                units,
+            )
+    gate = tile_dot(w, rows, mask, x, gain_ptr, eps, 1, K, BN, BK, 1)
+    up = tile_dot(w, rows + I, mask, x, gain_ptr, eps, 1, K, BN, BK, 1)
+    v = silu(gate[0]) * up[0]
+    out = act_ptr + ((pair // TOPK) * (TOPK + 1) + pair % TOPK) * I + rows
+    tl.store(out, v.to(act_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def down_kernel(
+    down_ptr,
+    act_ptr,
+    ids_ptr,
+    weights_ptr,
+    shared_ptr,
+    h_ptr,
+    hx_ptr,
+    pf_ptr,
+    pf_bytes,
+    R,
+    H: tl.constexpr,
+    I: tl.constexpr,  # noqa: E741
+    E: tl.constexpr,
+    TOPK: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    PF: tl.constexpr,
+    THREADS: tl.constexpr,
+):
+    pid = tl.program_id(0)
+    if PF > 0:
+        prefetch_l2(pf_ptr, pid.to(tl.int64) * (THREADS * PF * 1024), pf_bytes, THREADS, PF)
+    r = pid % R
+    rows = (pid // R) * BN + tl.arange(0, BN)
+    mask = rows < H
+    k = tl.arange(0, BK)
+    offs = rows[:, None] * I + k[None, :]
+    act = act_ptr + r * ((TOPK + 1) * I)
+    acc = tl.zeros([BN, BK // 8], tl.float32)
+    for j in tl.static_range(TOPK + 1):
+        if j < TOPK:
+            expert = tl.load(ids_ptr + r * TOPK + j).to(tl.int64)
+            weight = tl.load(weights_ptr + r * TOPK + j)
+        else:
+            expert = tl.full([], E, tl.int64)
+            weight = tl.load(shared_ptr + r)
+        base = down_ptr + expert * (H * I)
+        for c in tl.static_range(I // BK):
+            w = tl.load(
+                base + offs + c * BK, mask=mask[:, None], other=0.0, eviction_policy="evict_first"
+            ).to(tl.float32)
+            x = tl.load(act + j * I + c * BK + k).to(tl.float32) * weight
+            acc += sum8(w * x[None, :], BN, BK)
+    y = tl.sum(acc, axis=1)
+    v = tl.load(h_ptr + r * H + rows, mask=mask, other=0.0) + y
+    tl.store(h_ptr + r * H + rows, v, mask=mask)
+    tl.store(hx_ptr + r * H + rows, v.to(hx_ptr.dtype.element_ty), mask=mask)

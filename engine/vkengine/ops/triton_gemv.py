@@ -1,0 +1,186 @@
+"""Row-streaming matrix-vector products for 1 to 9 rows.
+
+``y[r, n] = sum_k W[n, k] * x[r, k]``, one program per ``BN`` rows of ``W`` with the whole of K in
+the program, so every weight is read once from memory for all ``R`` rows. Each thread owns runs of
+eight consecutive k (one 16-byte load of bf16), adds them in order, adds chunk after chunk, and one
+tree over threads ends the sum: the order is a function of ``(K, BK, num_warps)``, which the table
+below keys by K alone. ``BN`` and ``R`` never change a bit.
+
+Variants of the prologue and epilogue (constexpr flags):
+
+- ``NORM`` 1: x is RMS-normalised on the fly: ``x * rsqrt(mean(x^2) + eps) * (1 + gain)``.
+- ``NORM`` 2: x is scaled per head of ``HEAD`` values by ``rsqrt(sum(squares) / HEAD + eps)`` with
+  the partial sums ``[R, K / HEAD, TILES]`` in ``gain_ptr`` (the gated norm of the DeltaNet).
+- ``RESIDUAL`` 1: ``h[r, n] += y`` (2: ``= y``) in fp32 and ``hx[r, n] = h`` in the weight's type.
+- ``SWIGLU``: rows n and N + n of W give ``silu(gate) * up``.
+- ``PF``: prefetch of the next kernel's weights into L2 (see ``triton_common``).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from vkengine.ops.triton_common import INTERPRETED, prefetch_l2, silu, sum8
+
+
+@triton.jit
+def sum_rows(accs, R: tl.constexpr):
+    """R tensors ``[BN, L]`` -> a tuple of R ``[BN]``, four per exchange through shared memory."""
+    out = ()
+    for g in tl.static_range((R + 3) // 4):
+        if R - 4 * g == 1:
+            out = out + (tl.sum(accs[4 * g], axis=1),)
+        elif R - 4 * g == 2:
+            a, b = tl.split(tl.sum(tl.join(accs[4 * g], accs[4 * g + 1]), axis=1))
+            out = out + (a, b)
+        elif R - 4 * g == 3:
+            low = tl.join(accs[4 * g], accs[4 * g + 1])
+            high = tl.join(accs[4 * g + 2], accs[4 * g + 2])
+            even, odd = tl.split(tl.sum(tl.join(low, high), axis=1))
+            a, b = tl.split(even)
+            c, _ = tl.split(odd)
+            out = out + (a, b, c)
+        else:
+            low = tl.join(accs[4 * g], accs[4 * g + 1])
+            high = tl.join(accs[4 * g + 2], accs[4 * g + 3])
+            even, odd = tl.split(tl.sum(tl.join(low, high), axis=1))
+            a, b = tl.split(even)
+            c, d = tl.split(odd)
+            out = out + (a, b, c, d)
+    return out
+
+
+@triton.jit
+def sum_vectors(vectors, R: tl.constexpr):
+    """R tensors ``[L]`` -> a tuple of R scalars, in the same grouping."""
+    out = ()
+    for g in tl.static_range((R + 3) // 4):
+        if R - 4 * g == 1:
+            out = out + (tl.sum(vectors[4 * g], axis=0),)
+        elif R - 4 * g == 2:
+            a, b = tl.split(tl.sum(tl.join(vectors[4 * g], vectors[4 * g + 1]), axis=0))
+            out = out + (a, b)
+        elif R - 4 * g == 3:
+            low = tl.join(vectors[4 * g], vectors[4 * g + 1])
+            high = tl.join(vectors[4 * g + 2], vectors[4 * g + 2])
+            even, odd = tl.split(tl.sum(tl.join(low, high), axis=0))
+            a, b = tl.split(even)
+            c, _ = tl.split(odd)
+            out = out + (a, b, c)
+        else:
+            low = tl.join(vectors[4 * g], vectors[4 * g + 1])
+            high = tl.join(vectors[4 * g + 2], vectors[4 * g + 3])
+            even, odd = tl.split(tl.sum(tl.join(low, high), axis=0))
+            a, b = tl.split(even)
+            c, d = tl.split(odd)
+            out = out + (a, b, c, d)
+    return out
+
+
+@triton.jit
+def tile_dot(
+    w_ptr,
+    rows,
+    row_mask,
+    x_ptr,
+    gain_ptr,
+    eps,
+    R: tl.constexpr,
+    K: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    NORM: tl.constexpr,
+    HEAD: tl.constexpr = 8,
+    TILES: tl.constexpr = 1,
+):
+    """Dot products of ``BN`` weight rows with ``R`` rows of x: a tuple of R fp32 ``[BN]``."""
+    k = tl.arange(0, BK)
+    w_rows = w_ptr + rows[:, None].to(tl.int64) * K + k[None, :]
+    accs = ()
+    squares = ()
+    for _ in tl.static_range(R):
+        accs = accs + (tl.zeros([BN, BK // 8], tl.float32),)
+        squares = squares + (tl.zeros([BK // 8], tl.float32),)
+    for c in tl.static_range(K // BK):
+        w = tl.load(
+            w_rows + c * BK, mask=row_mask[:, None], other=0.0, eviction_policy="evict_first"
+        ).to(tl.float32)
+        if NORM == 1:
+            gain = tl.load(gain_ptr + c * BK + k).to(tl.float32) + 1.0
+        next_accs = ()
+        next_squares = ()
+        for r in tl.static_range(R):
+            x = tl.load(x_ptr + r * K + c * BK + k).to(tl.float32)
+            if NORM == 1:
+                next_squares = next_squares + (
+                    squares[r] + tl.sum(tl.reshape(x * x, (BK // 8, 8)), axis=1),
+                )
+                x = x * gain
+            part = sum8(w * x[None, :], BN, BK)
+            if NORM == 2:
+                head = (c * BK + tl.arange(0, BK // 8) * 8) // HEAD
+                total = tl.zeros([BK // 8], tl.float32)
+                for t in tl.static_range(TILES):
+                    total += tl.load(gain_ptr + (r * (K // HEAD) + head) * TILES + t)
+                part = part * tl.rsqrt(total / HEAD + eps)[None, :]
+            next_accs = next_accs + (accs[r] + part,)
+        accs = next_accs
+        if NORM == 1:
+            squares = next_squares
+    out = sum_rows(accs, R)
+    if NORM == 1:
+        means = sum_vectors(squares, R)
+        scaled = ()
+        for r in tl.static_range(R):
+            scaled = scaled + (out[r] * tl.rsqrt(means[r] / K + eps),)
+        out = scaled
+    return out
+
+
+@triton.jit
+def gemv_kernel(
+    w_ptr,
+    x_ptr,
+    gain_ptr,
+    y_ptr,
+    h_ptr,
+    hx_ptr,
+    pf_ptr,
+    pf_bytes,
+    N,
+    y_stride,
+    eps,
+    R: tl.constexpr,
+    K: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    NORM: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    SWIGLU: tl.constexpr,
+    HEAD: tl.constexpr,
+    TILES: tl.constexpr,
+    PF: tl.constexpr,
+    THREADS: tl.constexpr,
+):
+    pid = tl.program_id(0)
+    if PF > 0:
+        prefetch_l2(pf_ptr, pid.to(tl.int64) * (THREADS * PF * 1024), pf_bytes, THREADS, PF)
+    rows = pid * BN + tl.arange(0, BN)
+    row_mask = rows < N
+    y = tile_dot(w_ptr, rows, row_mask, x_ptr, gain_ptr, eps, R, K, BN, BK, NORM, HEAD, TILES)
+    if SWIGLU:
+        up = tile_dot(w_ptr, rows + N, row_mask, x_ptr, gain_ptr, eps, R, K, BN, BK, NORM)
+    for r in tl.static_range(R):
+        if SWIGLU:
+            v = silu(y[r]) * up[r]
+            tl.store(y_ptr + r * y_stride + rows, v.to(y_ptr.dtype.element_ty), mask=row_mask)
+        elif RESIDUAL > 0:
+            v = y[r]
+            if RESIDUAL == 1:
+                v += tl.load(h_ptr + r * N + rows, mask=row_mask, other=0.0)
+            tl.store(h_ptr + r * N + rows, v, mask=row_mask)
+            tl.store(hx_ptr + r * N + rows, v.to(hx_ptr.dtype.element_ty), mask=row_mask)
+        else:
+            tl.store(y_ptr + r * y_stride + rows, y[r].to(y_ptr.dtype.element_ty), mask=row_mask)
