@@ -44,7 +44,7 @@ def distribution(
     mean = math.fsum(v * w for v, w in zip(values, counted, strict=True)) / total
     ordered = sorted(zip(values, counted, strict=True))
     found: dict[str, float] = {}
-    reasons: dict[str, str] = Field(default_factory=dict)
+    reasons: dict[str, str] = {}
     for name, level in _LEVELS.items():
         if len(values) < FLOORS[name]:
             reasons[name] = f"{len(values)} samples; {name} needs {FLOORS[name]}"

@@ -196,10 +196,11 @@ def _acceptance(cell: Cell, requests: Sequence[RequestRecord]) -> Acceptance:
 
 
 def _best(rates: Sequence[Rate]) -> Rate:
-    known = [r for r in rates if r.value is not None]
-    if not known:
-        return missing(next((r.reason for r in rates if r.reason), "no block was measured"))
-    return max(known, key=lambda r: r.value or 0.0)
+    # The mean is over all blocks, so a peak of only some of them could be below it.
+    unknown = [r for r in rates if r.value is None]
+    if unknown or not rates:
+        return missing(next((r.reason for r in unknown if r.reason), "no block was measured"))
+    return max(rates, key=lambda r: r.value or 0.0)
 
 
 def _counts(
