@@ -29,6 +29,7 @@ class StreamResult:
     `chunks`: (time of the socket read that completed the event, tokens in it) for each event with
     content of any channel; tokens are 0 where the server tells neither ids nor a running usage.
     `connect_ns`: how long opening a connection took, None when a pooled one was used.
+    `server_ns`: when the server wrote each chunk, where it says so (the toy, to check the client).
     `text` holds all channels in order of arrival, `reasoning_text` the reasoning ones.
     """
 
@@ -52,6 +53,7 @@ class StreamResult:
     done_seen: bool
     spec: SpecCounts | None
     seed: int | None
+    server_ns: tuple[int, ...] = ()
 
     @property
     def token_count(self) -> int | None:
@@ -147,6 +149,7 @@ def _result(transfer: Transfer, tally: Tally) -> StreamResult:
         done_seen=tally.done_seen,
         spec=tally.spec,
         seed=tally.seed,
+        server_ns=tuple(tally.server_ns),
     )
 
 

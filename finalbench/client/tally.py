@@ -65,6 +65,7 @@ class Tally:
     done_seen: bool = False
     error: str | None = None
     events: int = 0
+    server_ns: list[int] = field(default_factory=list)
 
     def fail(self, message: str) -> None:
         """The first failure is kept; later ones usually follow from it."""
@@ -104,6 +105,8 @@ class Tally:
         for choice in choices:
             if choice.get("index", 0) == 0:
                 self._choice(at_ns, choice, usage)
+        if "t_ns" in document:
+            self.server_ns.append(int(document["t_ns"]))
         metrics = document.get("metrics")
         if isinstance(metrics, dict):
             self._metrics(metrics)

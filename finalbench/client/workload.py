@@ -163,8 +163,7 @@ def _ids(
     texts: list[str] = []
     while len(ids) < length:
         if not texts:
-            texts = [prompt.text for prompt in load_prompts(domain)]
-            draw.shuffle(texts)
+            texts = _reading_order(domain, draw)
         # Add about as many characters as are missing, then count again in the whole text: ids of
         # parts do not add up.
         wanted = len(text) + 3 * (length - len(ids))
@@ -172,6 +171,15 @@ def _ids(
             text += texts.pop() + "\n\n\n"
         ids = tokenizer.encode(text)
     return ids[:length]
+
+
+def _reading_order(domain: str, draw: random.Random) -> list[str]:
+    """All texts, last one first: the domain's own, then those of the others before any repeats."""
+    own = [prompt.text for prompt in load_prompts(domain)]
+    others = [prompt.text for prompt in load_prompts() if prompt.domain != domain]
+    draw.shuffle(own)
+    draw.shuffle(others)
+    return others + own
 
 
 def digest_ids(ids: Iterable[int]) -> str:

@@ -61,7 +61,7 @@ class Behaviour(BaseModel):
     newlines: bool = False  # output is newlines only
     split_bytes: int = 0  # body cut into pieces of this many bytes
     crlf: bool = False
-    last_error_200: bool = False
+    stamp: bool = False  # each chunk carries `t_ns`, monotonic time at which it was written
 
     # Endings
     error_after: int = -1

@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from finalbench.errors import EnvironmentMissing, FinalbenchError
+from finalbench.errors import EnvironmentMissing, FinalbenchError, UsageError
 from finalbench.testing.behaviour import Behaviour, parse_behaviour
 from finalbench.testing.toy_generate import Generation
 from finalbench.testing.toy_model import MAX_LENGTH, decode, encode, prefix_state, unit
@@ -57,6 +57,7 @@ class ToyServer:
                 Route("/detokenize", self.detokenize, methods=["POST"]),
                 Route("/reset_prefix_cache", self.flush, methods=["POST"]),
                 Route("/toy/stats", self.stats),
+                Route("/toy/behaviour", self.behave, methods=["POST"]),
             ]
         )
 
@@ -72,6 +73,14 @@ class ToyServer:
 
     async def stats(self, request: Request) -> Response:
         return JSONResponse(self.state.stats())
+
+    async def behave(self, request: Request) -> Response:
+        """Changes the behaviour of the running server; requests in flight keep theirs in part."""
+        try:
+            self.state.behaviour = parse_behaviour((await request.body()).decode())
+        except UsageError as error:
+            return error_response(400, str(error), "behaviour")
+        return Response(status_code=200)
 
     async def flush(self, request: Request) -> Response:
         if not self.state.flush():

@@ -71,6 +71,8 @@ class EventWriter:
             count = self.sent if self.usage_mode == "cumulative" else len(tokens)
             parts += f',"usage":{json.dumps(self.run.usage(count, len(self.run.prompt)))}'
         self.first = False
+        if self.run.state.behaviour.stamp:
+            parts += f',"t_ns":{time.monotonic_ns()}'
         return self.frame(parts + "}")
 
     def _content(self, text: str) -> str:
