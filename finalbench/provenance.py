@@ -101,7 +101,7 @@ def collect(environment: dict[str, str], *, device: str) -> Provenance:
         host=_short_digest(platform.node() + _read(Path("/etc/machine-id"))),
         packages=package_versions(),
         hardware=hardware(device=device),
-        environment={k: environment[k] for k in _ENVIRONMENT if k in environment},
+        environment=_environment(environment),
         loadavg_1m=round(os.getloadavg()[0], 2),
     )
 
@@ -164,6 +164,14 @@ def list_gpus() -> list[Gpu]:
                 )
             )
     return gpus
+
+
+def _environment(environment: dict[str, str]) -> dict[str, str]:
+    kept = {k: environment[k] for k in _ENVIRONMENT if k in environment}
+    if "FINALBENCH_VK" in environment:
+        # Another engine command is another measurement; the path itself is nobody's business.
+        kept["FINALBENCH_VK"] = _short_digest(environment["FINALBENCH_VK"])
+    return kept
 
 
 def _git(folder: Path) -> tuple[str | None, bool | None]:

@@ -18,6 +18,7 @@ from finalbench.runner.progress import Progress
 from finalbench.runner.prompts import PromptStock
 from finalbench.runner.scoring import Scorer
 from finalbench.runner.state import Ledger, Opened
+from finalbench.runner.telemetry import reading
 from finalbench.runner.traffic import Attempt, run_requests
 from finalbench.runner.watch import ServerWatch
 from finalbench.runtime.ready import ServerFailed
@@ -109,8 +110,9 @@ class BlockRunner:
         """Warm up, then measure. Returns why the server is of no more use, or None."""
         workload = self._scenario.workload
         missing = self._ledger.missing(cell, block.index)
+        self._read_machine(server)
         self._progress.phase(f"block {block.index + 1} of {len(self._plan.blocks)}: {cell.label}")
-        warmups = self._prompts.warmups(cell.seq_len)
+        warmups = self._prompts.warmups(cell)
         for warmup, prompts in ((True, warmups), (False, self._prompts.measured(cell, missing))):
             if not prompts:
                 continue
@@ -135,10 +137,15 @@ class BlockRunner:
             )
             if trouble is not None:
                 return trouble
+        self._read_machine(server)
         left = self._ledger.missing(cell, block.index)
         if left:
             self._fail(cell, block, self._request_error(cell, block, len(left)))
         return None
+
+    def _read_machine(self, server: LiveServer) -> None:
+        gpu = str(server.settings.get("device", "")).startswith("cuda")
+        self._guarded(self._writer.append_telemetry)(reading(gpu=gpu))
 
     def _on_record(self, record: RequestRecord) -> None:
         self._guarded(self._writer.append_request)(record)
@@ -210,8 +217,7 @@ class BlockRunner:
 
     def _prepare_prompts(self, server: LiveServer, cells: list[Cell]) -> None:
         self._progress.phase("prompts of exact length")
-        for cell in cells:
-            self._prompts.prepare(server, cell.seq_len, cell.requests)
+        self._prompts.prepare(server, cells)
 
     def _score_late(self, block: Block) -> None:
         """Score in a server of its own what no measuring server could score."""

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import httpx2
+
+from finalbench.client.workload import PromptSpec, ServerTokenizer, build_prompts
+from finalbench.prompts import DOMAINS
 from finalbench.record import Cell, PromptRecord
 from finalbench.runtime.server import LiveServer
-from finalbench.scenario import Scenario, digest
+from finalbench.scenario import Scenario, Workload
+
+_TIMEOUT_S = 60.0
+
+
+def check_lengths(scenario: Scenario, cells: Sequence[Cell]) -> None:
+    """Before any server starts. Errors: `UsageError` for lengths or domains without prompts."""
+    for cell in cells:
+        _spec(scenario.workload, cell.seq_len, cell.requests, warmup=False).check()
 
 
 class PromptStock:
@@ -19,39 +30,59 @@ class PromptStock:
         stored: tuple[PromptRecord, ...],
         on_new: Callable[[PromptRecord], None],
     ) -> None:
-        self._scenario = scenario
+        self._workload = scenario.workload
         self._on_new = on_new
         self._known = {(p.seq_len, p.warmup, p.index): p for p in stored}
 
-    def prepare(self, server: LiveServer, seq_len: int, count: int) -> None:
-        """Build what is missing for one length. `count` is of measured prompts."""
-        wanted = [(False, i) for i in range(count)]
-        wanted += [(True, i) for i in range(self._scenario.workload.warmup_requests)]
-        for warmup, index in wanted:
-            if (seq_len, warmup, index) not in self._known:
-                prompt = self._build(server, seq_len, warmup=warmup, index=index)
-                self._known[seq_len, warmup, index] = prompt
-                self._on_new(prompt)
+    def prepare(self, server: LiveServer, cells: list[Cell]) -> None:
+        """Build what is missing. Errors: `UsageError`, `EnvironmentMissing` without `/tokenize`."""
+        counts: dict[int, int] = {}
+        for cell in cells:
+            counts[cell.seq_len] = max(counts.get(cell.seq_len, 0), cell.requests)
+        with httpx2.Client(timeout=_TIMEOUT_S, trust_env=False) as http:
+            tokenizer = ServerTokenizer(http, server.base_url, server.model_id)
+            for seq_len, count in counts.items():
+                self._build(tokenizer, seq_len, count, warmup=False)
+                if self._workload.warmup_requests:
+                    self._build(tokenizer, seq_len, self._workload.warmup_requests, warmup=True)
 
     def measured(self, cell: Cell, indices: list[int]) -> list[PromptRecord]:
+        """Prompts of a cell by their index."""
         return [self._known[cell.seq_len, False, i] for i in indices]
 
-    def warmups(self, seq_len: int) -> list[PromptRecord]:
-        count = self._scenario.workload.warmup_requests
-        return [self._known[seq_len, True, i] for i in range(count)]
+    def warmups(self, cell: Cell) -> list[PromptRecord]:
+        """Prompts that no measured request has."""
+        return [self._known[cell.seq_len, True, i] for i in range(self._workload.warmup_requests)]
 
     def by_digest(self, value: str) -> PromptRecord:
         return next(p for p in self._known.values() if p.digest == value)
 
-    def _build(self, server: LiveServer, seq_len: int, *, warmup: bool, index: int) -> PromptRecord:
-        seed = f"{self._scenario.workload.seed}-{seq_len}-{warmup}-{index}"
-        vocab = int(server.settings.get("vocab_size", 256))
-        ids = tuple(random.Random(seed).randrange(vocab) for _ in range(seq_len))
-        return PromptRecord(
-            seq_len=seq_len,
-            index=index,
-            warmup=warmup,
-            domain=None,
-            digest=digest(list(ids)),
-            token_ids=ids,
-        )
+    def _build(self, tokenizer: ServerTokenizer, seq_len: int, count: int, *, warmup: bool) -> None:
+        if all((seq_len, warmup, i) in self._known for i in range(count)):
+            return
+        spec = _spec(self._workload, seq_len, count, warmup=warmup)
+        for prompt in build_prompts(spec, tokenizer):
+            if (seq_len, warmup, prompt.index) in self._known:
+                continue
+            record = PromptRecord(
+                seq_len=seq_len,
+                index=prompt.index,
+                warmup=warmup,
+                domain=prompt.domain,
+                digest=prompt.digest,
+                token_ids=prompt.token_ids,
+            )
+            self._known[seq_len, warmup, prompt.index] = record
+            self._on_new(record)
+
+
+def _spec(workload: Workload, seq_len: int, count: int, *, warmup: bool) -> PromptSpec:
+    return PromptSpec(
+        length=seq_len,
+        count=count,
+        group=str(seq_len),
+        seed=workload.seed,
+        text_class=workload.text_class,
+        domains=workload.domains or tuple(DOMAINS),
+        purpose="warmup" if warmup else "measure",
+    )

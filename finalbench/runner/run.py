@@ -14,6 +14,7 @@ from finalbench.runner.bare import time_bare_loop
 from finalbench.runner.block import BlockRunner
 from finalbench.runner.interrupts import Interrupts
 from finalbench.runner.progress import Progress
+from finalbench.runner.prompts import check_lengths
 from finalbench.runner.state import Ledger, Opened, find_unfinished, open_run, utc_now
 from finalbench.runtime.preflight import check_environment
 from finalbench.scenario import Scenario
@@ -47,6 +48,7 @@ def execute(scenario: Scenario, options: Options, progress: Progress) -> Outcome
     is kept), `UsageError` (a run to resume that does not fit).
     """
     plan = make_plan(scenario)
+    check_lengths(scenario, plan.cells)
     if not options.endpoints:
         check_environment(scenario, options.environment)
     device = str(next(iter(plan.servers.values()))["device"])

@@ -134,8 +134,9 @@ def _reopen(path: Path, plan: Plan, provenance: Provenance, command: tuple[str, 
 
 
 def _same_ground(run: Run, now: Provenance) -> bool:
-    then = run.provenance
-    return (then.host, then.packages, then.git_commit) == (now.host, now.packages, now.git_commit)
+    """Same machine, packages, commit and engine command: what may be one measurement."""
+    facts = [(p.host, p.packages, p.git_commit, p.environment) for p in (run.provenance, now)]
+    return facts[0] == facts[1]
 
 
 class Ledger:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from finalbench.client.http import StreamClient
 from finalbench.client.load import Job, Load, Outcome, run_cell
 from finalbench.client.stream import encode_body
+from finalbench.client.workload import Prompt, request_body
 from finalbench.record import Cell, PromptRecord, RequestRecord, Spec, Usage
 from finalbench.runner.interrupts import Interrupts
 from finalbench.runtime.server import LiveServer
@@ -26,25 +26,6 @@ class Attempt:
     warmup: bool
     output_len: int
     ignore_eos: bool
-
-
-def request_body(attempt: Attempt, model: str, prompt: PromptRecord) -> dict[str, Any]:
-    """The exact body: every sampler field, the draft and the seed are always sent."""
-    draft = attempt.cell.draft
-    return {
-        "model": model,
-        "prompt": list(prompt.token_ids),
-        "max_tokens": attempt.output_len,
-        "ignore_eos": attempt.ignore_eos,
-        "seed": request_seed(prompt),
-        "draft": {
-            "method": draft.method,
-            "k": draft.k,
-            "head_rows": draft.head_rows,
-            "acceptance": None if draft.acceptance is None else {"synthetic": draft.acceptance},
-        },
-        **attempt.cell.sampling.fields(),
-    }
 
 
 def request_seed(prompt: PromptRecord) -> int:
@@ -97,15 +78,26 @@ async def _run(
             trouble.append(server.died() or f"a request {error}")
             stop.set()
 
-    jobs = [
-        Job(index, encode_body(request_body(attempt, server.model_id, prompt)))
-        for index, prompt in enumerate(prompts)
-    ]
+    jobs = [Job(i, _body(attempt, server, prompt)) for i, prompt in enumerate(prompts)]
     load = Load(concurrency=attempt.cell.concurrency, request_timeout_s=timeout_s)
     with interrupts.diverted(interrupted):
         async with StreamClient() as client:
             await run_cell(client, server.base_url, jobs, load, on_outcome=ended, stop=stop)
     return bool(signals), trouble[0] if trouble else None
+
+
+def _body(attempt: Attempt, server: LiveServer, prompt: PromptRecord) -> bytes:
+    sent = Prompt(prompt.index, prompt.domain, prompt.token_ids, prompt.digest)
+    body = request_body(
+        sent,
+        model=server.model_id,
+        output_len=attempt.output_len,
+        sampling=attempt.cell.sampling,
+        draft=attempt.cell.draft,
+        seed=request_seed(prompt),
+        ignore_eos=attempt.ignore_eos,
+    )
+    return encode_body(body)
 
 
 def _record(attempt: Attempt, prompt: PromptRecord, outcome: Outcome) -> RequestRecord:
