@@ -1,0 +1,493 @@
+"""Rates and latencies on streams of known content: hand values to 1e-9, any chunking one answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from run_records import MS, a_request, a_run, a_server, cell_of, make_records, scenario
+
+from finalbench.metrics import (
+    METRICS,
+    Limits,
+    Memory,
+    compute,
+    compute_cell,
+    measured,
+    metric,
+    timing,
+    within_bounds,
+)
+from finalbench.metrics.distribution import FLOORS, distribution
+from finalbench.metrics.rates import buckets, decode_rate, e2e_rate, peak_rate, steady_rate
+from finalbench.plan import Cell
+from finalbench.record import RequestRecord, Spec, Usage
+
+RUN = a_run()
+EXACT = 1e-9
+
+
+def a_cell(arm: str = "vk", draft: str = "none", **fields: Any) -> Cell:
+    return cell_of(make_records(RUN), arm, draft, **fields)
+
+
+CELL = a_cell()
+
+
+def request(**fields: Any) -> RequestRecord:
+    return a_request(CELL, **fields)
+
+
+def row(requests: list[RequestRecord], *, cell: Cell = CELL, limits: Limits | None = None) -> Any:
+    server = a_server(cell, 0, 0)
+    return compute_cell(
+        cell,
+        requests,
+        servers={server.server_id: server},
+        model=RUN.scenario.model,
+        memory=Memory(bytes_per_s=None, reason="not stated"),
+        limits=limits,
+    )
+
+
+def test_decode_rate_by_hand() -> None:
+    # 3 + 4 + 1 tokens 10 ms apart and 1 + 1 tokens 30 ms apart: 5 + 1 tokens in 20 + 30 ms.
+    one = timing(request(sizes=[3, 4, 1], step_ms=10.0))
+    two = timing(request(sizes=[1, 1], step_ms=30.0, start_ns=9_000 * MS))
+    rate = decode_rate([one, two], 1)
+    assert (rate.tokens, rate.requests, rate.token_source) == (6, 2, "ids")
+    assert rate.seconds == pytest.approx(0.050, rel=EXACT)
+    assert rate.value == pytest.approx(120.0, rel=EXACT)
+    assert (rate.start_ns, rate.end_ns) == (1_050 * MS, 9_080 * MS)
+
+
+def test_l12_prompt_time_and_length_do_not_enter_the_decode_rate() -> None:
+    quick = decode_rate([timing(request(ttft_ms=5.0))], 1)
+    slow = decode_rate([timing(request(ttft_ms=5_000.0))], 1)
+    assert quick.value == pytest.approx(50.0, rel=EXACT)
+    assert slow.value == pytest.approx(50.0, rel=EXACT)
+
+
+def test_end_to_end_rate_by_hand() -> None:
+    # 8 tokens, then 2; from the first schedule at 1,000 ms to the last event at 9,080 ms.
+    one = timing(request(sizes=[3, 4, 1], step_ms=10.0, scheduled_ns=990 * MS))
+    two = timing(request(sizes=[1, 1], step_ms=30.0, start_ns=9_000 * MS))
+    rate = e2e_rate([two, one])
+    assert rate.tokens == 10
+    assert rate.seconds == pytest.approx(8.090, rel=EXACT)
+    assert rate.value == pytest.approx(10 / 8.090, rel=EXACT)
+
+
+def test_t10_f01_only_a_proper_end_earns_credit() -> None:
+    good = request()
+    faults = [
+        request(done_seen=False),
+        request(error="stream error after 5 tokens"),
+        request(finish_reason=None),
+        request(finish_reason="error"),
+        request(status="failed"),
+        request(status="incomplete"),
+        request(chunks=(), token_ids=(), usage=None),
+        request(chunks=(), token_ids=(), usage=Usage(prompt=512, completion=32)),
+        request(token_ids=(), usage=None, sizes=[]),
+        request(token_ids=(), usage=Usage(prompt=512, completion=0)),
+    ]
+    for bad in faults:
+        assert not timing(bad).valid, bad
+        alone = e2e_rate([timing(bad)])
+        assert alone.value is None
+        assert alone.reason == "no valid request"
+    both = e2e_rate([timing(good), timing(faults[0])])
+    assert both.tokens == 32
+
+
+def test_t10_a_context_limited_output_is_credited_with_what_came() -> None:
+    short = timing(request(sizes=[1, 1, 1]))
+    assert short.tokens == 3
+    assert e2e_rate([short]).tokens == 3
+
+
+def test_failed_requests_keep_their_time_in_the_denominator() -> None:
+    good = timing(request(start_ns=5_000 * MS))
+    failed = timing(request(status="failed", error="x", start_ns=1_000 * MS))
+    rate = e2e_rate([failed, good])
+    assert rate.start_ns == 1_000 * MS
+    assert rate.tokens == 32
+
+
+def test_t04_t23_early_end_divides_by_what_was_produced() -> None:
+    found = row([request(sizes=[1, 1, 1, 1, 1], step_ms=20.0, finish_reason="stop")])
+    assert found.latencies["tpot_s"].mean == pytest.approx(0.020, rel=EXACT)
+    assert found.tpot_token_weighted_s == pytest.approx(0.020, rel=EXACT)
+
+
+def test_t16_token_gap_excludes_the_first_wait_and_divides_by_tokens() -> None:
+    found = row([request(sizes=[3] * 5, step_ms=30.0, ttft_ms=500.0)])
+    assert found.latencies["token_gap_s"].mean == pytest.approx(0.010, rel=EXACT)
+    assert found.latencies["chunk_gap_s"].mean == pytest.approx(0.030, rel=EXACT)
+    assert found.latencies["ttft_s"].mean == pytest.approx(0.500, rel=EXACT)
+    assert found.latencies["token_gap_s"].n == 12
+
+
+def test_tpot_request_and_token_weighted_differ_as_they_must() -> None:
+    # 1 token in 30 ms, and 9 tokens in 90 ms: 20 ms per request, 12 ms per token.
+    found = row(
+        [request(sizes=[1, 1], step_ms=30.0), request(sizes=[1] * 10, step_ms=10.0, index=1)]
+    )
+    assert found.latencies["tpot_s"].mean == pytest.approx(0.020, rel=EXACT)
+    assert found.tpot_token_weighted_s == pytest.approx(0.012, rel=EXACT)
+
+
+def test_t01_t02_the_peak_weighs_tokens_and_is_never_below_the_mean() -> None:
+    one = timing(request(sizes=[4] * 300, step_ms=10.0))
+    assert one.first_ns is not None and one.last_ns is not None
+    counts = buckets([one], one.first_ns, one.last_ns)
+    assert len(counts) == 2
+    assert sum(counts) == 1_200
+    peak, mean = peak_rate([one]), e2e_rate([one])
+    assert peak.value is not None and mean.value is not None
+    assert peak.value >= mean.value
+    # 1,200 tokens in 2.99 s, halved: the first half has 150 chunks, 600 tokens in 1.495 s.
+    assert peak.value == pytest.approx(600 / 1.495, rel=EXACT)
+    assert peak_rate([timing(request(sizes=[1, 1], step_ms=999.0))]).reason == (
+        "the events span less than one bucket of 1 s"
+    )
+    assert peak_rate([timing(request(sizes=[1, 1], step_ms=1_000.0))]).value == 2.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=60),
+    steps=st.lists(st.integers(1, 400), min_size=60, max_size=60),
+)
+def test_identities_hold_for_any_chunking(sizes: list[int], steps: list[int]) -> None:
+    at, chunks = 1_050 * MS, []
+    for size, step in zip(sizes, steps, strict=False):
+        chunks.append((at, size))
+        at += step * MS
+    one = timing(request(sizes=sizes, chunks=tuple(chunks)))
+    assert one.tokens == sum(sizes)
+    for rate in (decode_rate([one], 1), e2e_rate([one]), peak_rate([one])):
+        if rate.value is not None:
+            assert rate.value * (rate.seconds or 0) == pytest.approx(rate.tokens, rel=EXACT)
+    peak, mean = peak_rate([one]).value, e2e_rate([one]).value
+    if peak is not None and mean is not None:
+        assert peak >= mean * (1 - EXACT)
+    if one.last_ns is not None and one.first_ns is not None and one.last_ns - one.first_ns >= 10**9:
+        assert sum(buckets([one], one.first_ns, one.last_ns)) == sum(sizes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(cuts=st.lists(st.booleans(), min_size=31, max_size=31))
+def test_one_answer_for_any_chunking_of_the_same_tokens(cuts: list[bool]) -> None:
+    """Tokens made 20 ms apart, flushed in chunks: the end-to-end rate does not see the chunks."""
+    chunks, held = [], 0
+    for index in range(32):
+        held += 1
+        if index == 31 or cuts[index]:
+            chunks.append((1_050 * MS + index * 20 * MS, held))
+            held = 0
+    one = timing(request(sizes=[n for _, n in chunks], chunks=tuple(chunks)))
+    assert e2e_rate([one]).value == pytest.approx(32 / 0.670, rel=EXACT)
+    decode = decode_rate([one], 1)
+    if decode.value is not None:
+        assert decode.value == pytest.approx(50.0, rel=EXACT)
+
+
+def test_t08_a_missing_count_is_null_with_a_reason() -> None:
+    found = row([request(token_ids=(), usage=None, token_source=None)])
+    assert found.decode_tok_s is None
+    assert found.e2e_tok_s is None
+    assert found.reasons["decode_tok_s"] == "no valid request"
+    assert found.token_source is None
+
+
+def test_usage_counts_where_ids_are_absent() -> None:
+    usage = Usage(prompt=512, completion=32)
+    by_chunk = request(token_ids=(), usage=usage)
+    assert timing(by_chunk).source == "usage"
+    assert decode_rate([timing(by_chunk)], 1).value == pytest.approx(50.0, rel=EXACT)
+    bare = tuple((t, 0) for t, _ in request().chunks)
+    one_each = timing(request(token_ids=(), usage=usage, chunks=bare))
+    assert decode_rate([one_each], 1).value == pytest.approx(50.0, rel=EXACT)
+    fewer = timing(request(token_ids=(), usage=usage, chunks=bare[:20]))
+    assert fewer.tokens == 32
+    assert decode_rate([fewer], 1).reason == "tokens of the first chunk are unknown"
+    assert steady_rate([fewer] * 2, 2).value is None
+    assert peak_rate([fewer]).reason == "tokens per chunk are unknown"
+    assert e2e_rate([fewer]).token_source == "usage"
+    mixed = e2e_rate([timing(by_chunk), timing(request())])
+    assert mixed.token_source == "mixed"
+
+
+def test_empty_chunks_are_no_events() -> None:
+    chunks = ((1_010 * MS, 0), (1_050 * MS, 2), (1_070 * MS, 0), (1_090 * MS, 2))
+    one = timing(request(sizes=[2, 2], chunks=chunks))
+    assert one.first_ns == 1_050 * MS
+    assert one.events == ((1_050 * MS, 2), (1_090 * MS, 2))
+    assert decode_rate([one], 1).value == pytest.approx(50.0, rel=EXACT)
+
+
+def test_t14_no_visible_token_gives_a_well_formed_row() -> None:
+    found = row([request(sizes=[], usage=Usage(prompt=512, completion=0))])
+    assert found.decode_tok_s is None
+    assert found.latencies["tpot_s"].mean is None
+    assert found.counts.ok == 1
+
+
+def streams(count: int, each: int, step_ms: float, ends: int = 1) -> list[RequestRecord]:
+    """`count` streams at once, `ends` requests each, back to back."""
+    found = []
+    for stream in range(count):
+        now = 1_000 * MS + stream * 7 * MS
+        for turn in range(ends):
+            one = request(
+                sizes=[1] * each, step_ms=step_ms, start_ns=now, index=stream * ends + turn
+            )
+            now = one.chunks[-1][0] + MS
+            found.append(one)
+    return found
+
+
+def test_steady_window_by_hand() -> None:
+    # Streams start at 1,000 and 1,007 ms; first tokens at 1,050 and 1,057; each ends 2 s later.
+    timings = [timing(r) for r in streams(2, 201, 10.0)]
+    rate = steady_rate(timings, 2)
+    assert (rate.start_ns, rate.end_ns) == (1_057 * MS, 3_050 * MS)
+    # (1,057, 3,050]: stream one has 200 events less the one at 1,050; stream two those to 3,047.
+    assert rate.tokens == 200 + 199
+    assert rate.value == pytest.approx(399 / 1.993, rel=EXACT)
+    assert steady_rate(timings, 1).reason == "steady_tok_s is defined for more than one stream"
+    assert steady_rate(timings, 3).reason == "the streams were never all in flight"
+    assert decode_rate(timings, 2).reason == "decode_tok_s is defined for one stream only"
+
+
+def test_steady_window_needs_a_second() -> None:
+    short = steady_rate([timing(r) for r in streams(2, 100, 10.0)], 2)
+    assert short.value is None
+    assert short.reason == "the steady window of 0.983 s is shorter than 1 s"
+
+
+def test_c11_f04_events_and_not_requests_are_assigned_to_the_window() -> None:
+    """Three turns a stream: those that overlap the window's edges count by their events."""
+    timings = [timing(r) for r in streams(2, 101, 10.0, ends=3)]
+    rate = steady_rate(timings, 2)
+    assert rate.start_ns is not None and rate.end_ns is not None
+    inside = sum(n or 0 for t in timings for at, n in t.events if rate.start_ns < at <= rate.end_ns)
+    assert rate.tokens == inside
+    assert 0 < inside < 6 * 101
+    # Both streams give a token each 10 ms but for the waits between turns.
+    assert rate.value == pytest.approx(200, rel=0.06)
+
+
+def test_l08_steady_rate_of_a_closed_form_queue_within_2_percent() -> None:
+    """Four servers of 5 ms a token: 800 tok/s, which ramp and drain hide from the plain rate."""
+    timings = [timing(r) for r in streams(4, 1_000, 5.0)]
+    steady, whole = steady_rate(timings, 4).value, e2e_rate(timings).value
+    assert steady == pytest.approx(800, rel=0.02)
+    assert whole is not None and steady is not None
+    assert whole < steady
+
+
+def test_l01_latency_from_the_schedule_shows_the_waiting() -> None:
+    late = [
+        request(index=i, scheduled_ns=1_000 * MS, start_ns=1_000 * MS + i * 300 * MS)
+        for i in range(12)
+    ]
+    found = row(late)
+    assert found.latencies["e2e_s"].mean == pytest.approx(0.670, rel=EXACT)
+    assert found.latencies["e2e_scheduled_s"].mean == pytest.approx(0.670 + 5.5 * 0.3, rel=EXACT)
+    assert found.latencies["ttft_scheduled_s"].p50 == pytest.approx(0.050 + 5 * 0.3, rel=EXACT)
+
+
+def test_t13_latency_ends_at_the_last_content_event() -> None:
+    plain = row([request()])
+    delayed = row([request(done_ns=99_000 * MS)])
+    assert plain.latencies["e2e_s"].mean == delayed.latencies["e2e_s"].mean
+    assert plain.e2e_tok_s == delayed.e2e_tok_s
+
+
+def test_l14_numerator_and_denominator_cover_the_same_requests() -> None:
+    steady = [request(index=i, start_ns=(1 + i) * 10_000 * MS) for i in range(3)]
+    long_last = request(index=3, start_ns=50_000 * MS, sizes=[1] * 3_200)
+    rate = decode_rate([timing(r) for r in [*steady, long_last]], 1)
+    assert rate.value == pytest.approx(50.0, rel=EXACT)
+
+
+def test_percentiles_are_null_below_their_floor() -> None:
+    for name, floor in FLOORS.items():
+        below = distribution([float(i) for i in range(floor - 1)])
+        at = distribution([float(i) for i in range(1, floor + 1)])
+        assert getattr(below, name) is None
+        assert below.reasons[name] == f"{floor - 1} samples; {name} needs {floor}"
+        assert getattr(at, name) is not None
+        assert name not in at.reasons
+    assert FLOORS == {"p50": 11, "p90": 64, "p95": 130, "p99": 662, "p99_9": 6636}
+
+
+def test_percentiles_are_nearest_rank() -> None:
+    found = distribution([float(i) for i in range(1, 101)])
+    assert (found.p50, found.p90, found.mean) == (50.0, 90.0, 50.5)
+    assert distribution([float(i) for i in range(1, 71)]).p90 == 63.0
+    weighted = distribution([1.0] * 10 + [2.0] * 10, [1] * 10 + [4] * 10)
+    assert (weighted.n, weighted.p50, weighted.mean) == (50, 2.0, 1.8)
+    assert distribution([]).reasons["p50"] == "no sample"
+
+
+def test_goodput_counts_against_scheduled_requests() -> None:
+    requests = [request(index=i) for i in range(3)]
+    requests.append(request(index=3, status="failed", error="lost"))
+    good = row(requests, limits=Limits(ttft_s=0.05, tpot_s=0.02, e2e_s=0.67))
+    assert good.goodput_share == pytest.approx(3 / 4)
+    assert row(requests, limits=Limits(ttft_s=0.049)).goodput_share == 0.0
+    assert row(requests, limits=Limits(tpot_s=0.019)).goodput_share == 0.0
+    assert row(requests, limits=Limits(e2e_s=0.669)).goodput_share == 0.0
+    late = [request(index=i, scheduled_ns=990 * MS) for i in range(4)]
+    assert row(late, limits=Limits(ttft_s=0.055)).goodput_share == 0.0
+    assert row(requests).reasons["goodput_share"] == "no limits were declared"
+
+
+def test_s04_acceptance_is_pooled_by_verify_rounds_of_these_requests() -> None:
+    drafting = a_cell(draft="mtp3")
+    few = a_request(
+        drafting,
+        spec=Spec(drafts=10, draft_tokens=30, accepted_tokens=20, accepted_per_pos=(10, 6, 4)),
+    )
+    many = a_request(
+        drafting,
+        index=1,
+        spec=Spec(drafts=30, draft_tokens=90, accepted_tokens=10, accepted_per_pos=(8, 2, 0)),
+    )
+    found = row([few, many], cell=drafting)
+    assert found.acceptance_length == pytest.approx(1 + 30 / 40, rel=EXACT)
+    assert found.acceptance.rate == pytest.approx(30 / 120, rel=EXACT)
+    assert found.acceptance.per_position == pytest.approx((18 / 40, 8 / 40, 4 / 40))
+    unknown = row([few, many.model_copy(update={"spec": None})], cell=drafting)
+    assert unknown.acceptance_length is None
+    assert unknown.reasons["acceptance_length"] == "a request has no draft counters"
+    none = row([request()])
+    assert none.reasons["acceptance_length"] == "no drafts in this cell"
+    idle = Spec(drafts=0, draft_tokens=0, accepted_tokens=0)
+    empty = row([few.model_copy(update={"spec": idle})], cell=drafting)
+    assert empty.reasons["acceptance_length"] == "no verify round took place"
+
+
+def test_the_first_good_attempt_counts_and_no_luckier_one() -> None:
+    failed = request(status="failed", error="died", request_id="a")
+    good = request(request_id="b", roll=1, server_id="s2", step_ms=20.0)
+    lucky = request(request_id="c", roll=2, server_id="s3", step_ms=10.0)
+    warm = request(request_id="w", warmup=True)
+    chosen = measured(CELL, [failed, warm, good, lucky])
+    assert [r.request_id for r in chosen] == ["b"]
+    only_failed = measured(CELL, [failed, failed.model_copy(update={"request_id": "a2"})])
+    assert [r.request_id for r in only_failed] == ["a2"]
+    counts = row([failed, warm, good, lucky]).counts
+    assert (counts.recorded, counts.repeated, counts.warmup, counts.ok) == (1, 2, 1, 1)
+
+
+def test_windows_never_span_two_servers() -> None:
+    """Monotonic clocks of two rolls have nothing in common; their spans are added."""
+    one = request(start_ns=1_000 * MS)
+    two = request(index=1, roll=1, server_id="other", start_ns=5 * MS)
+    found = row([one, two])
+    assert found.rates["e2e_tok_s"].seconds == pytest.approx(2 * 0.670, rel=EXACT)
+    assert len(found.blocks) == 1
+    assert found.blocks[0].e2e.tokens == 64
+
+
+def test_rows_cover_the_plan_and_pool_their_blocks() -> None:
+    records = make_records(RUN)
+    table = compute(records)
+    assert [c.id for c in table.cells] == [c.id for c in RUN.plan.cells]
+    for found in table.cells:
+        assert found.counts.scheduled == found.counts.ok == 16
+        assert len(found.decode_tok_s_blocks) == 4
+        tokens = sum(b.decode.tokens or 0 for b in found.blocks)
+        assert found.rates["decode_tok_s"].tokens == tokens
+        assert found.decode_tok_s_interval is not None
+        low, high = found.decode_tok_s_interval
+        assert low < (found.decode_tok_s or 0) < high
+        assert found.runtime == "process"
+        assert [d.domain for d in found.domains] == ["chat", "code"]
+        for name in ("steady_tok_s", "bandwidth_share", "goodput_share"):
+            assert getattr(found, name) is None
+            assert found.reasons[name]
+
+
+def test_a_cell_without_requests_is_a_row_of_nulls() -> None:
+    found = row([])
+    assert found.counts.scheduled == 0
+    assert found.decode_tok_s is None
+    assert found.decode_tok_s_interval is None
+    assert found.reasons["decode_tok_s"] == "no block was measured"
+    assert found.reasons["decode_tok_s_interval"] == "no block has a decode rate"
+
+
+def test_l11_labels_come_from_the_registry() -> None:
+    assert {m.id: m.column for m in METRICS.values()} == {
+        "decode_tok_s": "Decode rate (tok/s)",
+        "e2e_tok_s": "End-to-end rate (tok/s)",
+        "steady_tok_s": "Steady rate (tok/s)",
+        "peak_tok_s": "Peak rate (tok/s)",
+        "ttft_s": "Time to first token (s)",
+        "ttft_scheduled_s": "Time to first token from schedule (s)",
+        "tpot_s": "Time per output token (s)",
+        "tpot_token_weighted_s": "Time per output token, token-weighted (s)",
+        "chunk_gap_s": "Gap between chunks (s)",
+        "token_gap_s": "Gap between tokens (s)",
+        "e2e_s": "Latency (s)",
+        "e2e_scheduled_s": "Latency from schedule (s)",
+        "connect_s": "Connection time (s)",
+        "acceptance_length": "Acceptance length (tokens/round)",
+        "acceptance_rate": "Acceptance rate",
+        "goodput_share": "Goodput",
+        "bandwidth_share": "Share of the bandwidth limit",
+        "limit_tok_s": "Bandwidth limit (tok/s)",
+    }
+    assert all(m.formula and m.version >= 1 for m in METRICS.values())
+    with pytest.raises(KeyError, match="unknown metric 'tps'; metrics are decode_tok_s"):
+        metric("tps")
+
+
+@pytest.mark.parametrize(
+    ("name", "better"),
+    [
+        ("decode_tok_s", "higher"),
+        ("ttft_s", "lower"),
+        ("tpot_s", "lower"),
+        ("goodput_share", "higher"),
+    ],
+)
+def test_g09_each_metric_declares_its_better_direction(name: str, better: str) -> None:
+    assert METRICS[name].better == better
+    assert METRICS[name].higher_is_better is (better == "higher")
+
+
+def test_l15_unit_faults_are_out_of_bounds() -> None:
+    assert within_bounds("decode_tok_s", 601.0)
+    assert not within_bounds("decode_tok_s", 601.0 * 1e9)
+    assert not within_bounds("decode_tok_s", 601.0 * 1e-9)
+    assert not within_bounds("tpot_s", -1.0)
+    assert not within_bounds("tpot_s", 0.0)
+    assert not within_bounds("tpot_s", float("nan"))
+    assert within_bounds("acceptance_length", 1.0)
+    assert not within_bounds("acceptance_length", 0.9)
+
+
+def test_scenarios_of_many_streams_use_the_steady_rate() -> None:
+    spec = scenario(
+        axes={
+            "seq_len": (128,),
+            "output_len": (32,),
+            "sampling": ("greedy",),
+            "draft": ("none",),
+            "concurrency": (1, 2),
+        },
+        base={"seq_len": 128, "output_len": 32, "sampling": "greedy", "draft": "none"},
+    )
+    records = make_records(a_run(spec))
+    for found in compute(records).cells:
+        name = "decode_tok_s" if found.concurrency == 2 else "steady_tok_s"
+        assert found.rates[name].value is None
