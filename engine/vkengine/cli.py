@@ -48,7 +48,9 @@ class Dtype(StrEnum):
     bfloat16 = "bfloat16"
 
 
-Model = Annotated[str, typer.Argument(help="Checkpoint folder, or a known name such as vk-tiny.")]
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A checkpoint folder, or a name: vk-tiny.")
+]
 ProfileOption = Annotated[Profile, typer.Option(help="Which engine.")]
 Weights = Annotated[str, typer.Option(help="auto (the checkpoint's) or random:SEED.")]
 DeviceOption = Annotated[Device, typer.Option(help="Where to run.")]
@@ -113,7 +115,9 @@ def serve(
 @app.command()
 def generate(
     model: Model,
-    prompt: Annotated[str, typer.Argument(help="Text to continue; - reads standard input.")],
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", help="Text to continue; - reads standard input.")
+    ],
     profile: ProfileOption = Profile.vkae,
     max_tokens: Annotated[int, typer.Option(min=1)] = 64,
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,

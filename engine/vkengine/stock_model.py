@@ -78,12 +78,23 @@ def _dtype(dtype: str, device: torch.device) -> torch.dtype:
 def _read(folder: Path, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     _check_files(folder)
     try:
-        loaded, info = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, output_loading_info=True
+        # Wrong shapes are let through here and refused by name below.
+        result: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
     except (OSError, SafetensorError, RuntimeError, ValueError, KeyError) as error:
         first = str(error).strip().splitlines()[0]
         raise StockLoadError(f"checkpoint {folder.name}: {first}") from error
+    loaded, info = result
+    for name, found, wanted in sorted(info["mismatched_keys"]):
+        raise StockLoadError(
+            f"checkpoint {folder.name}: tensor {name} has shape {list(found)}, "
+            f"the config wants {list(wanted)}"
+        )
     missing = sorted(info["missing_keys"])
     if missing:
         raise StockLoadError(f"checkpoint {folder.name}: tensor {missing[0]} is missing")

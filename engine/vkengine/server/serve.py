@@ -56,7 +56,7 @@ def serve(
     `load` gives the engine, its tokenizer and what the server adds to its settings.
     """
     started_s = int(time.time())
-    with _signals() as stop:
+    with contextlib.closing(sock), _signals() as stop:
         engine, tokenizer, settings = load()
         if stop.received is not None:
             engine.close()
