@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from finalbench.testing.hub_bodies import DATE, entry, identity, ref, upload_mode
 from finalbench.testing.hub_store import Commit, HubRefusal, HubStore, Repo, blob_oid
 
-_DATE = "2025-01-01T00:00:00.000Z"
 _API = re.compile(r"^/api/(models|datasets|spaces)/([^/]+/[^/]+)(?:/([a-z-]+)(?:/(.+))?)?$")
 _RESOLVE = re.compile(r"^/(?:(datasets|spaces)/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)$")
 
@@ -116,7 +116,7 @@ class Handler(BaseHTTPRequestHandler):
             role = store.role(self._token(), write=False)
             if role == "anonymous":
                 raise HubRefusal(401, "Invalid username or password.")
-            self._json(_identity(role))
+            self._json(identity(role))
             return
         if (match := _RESOLVE.match(path)) is not None:
             self._planned("resolve")
@@ -141,9 +141,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _info(self, repo: Repo, what: str | None, rest: str) -> None:
         if what == "refs":
-            heads = [_ref(name, oid) for name, oid in repo.branches.items() if "/" not in name]
-            pulls = [_ref(name, oid) for name, oid in repo.branches.items() if "/" in name]
-            tags = [_ref(name, oid, "refs/tags/") for name, oid in repo.tags.items()]
+            heads = [ref(name, oid) for name, oid in repo.branches.items() if "/" not in name]
+            pulls = [ref(name, oid) for name, oid in repo.branches.items() if "/" in name]
+            tags = [ref(name, oid, "refs/tags/") for name, oid in repo.tags.items()]
             self._json({"branches": heads, "converts": [], "tags": tags, "pullRequests": pulls})
             return
         if what == "commits":
@@ -155,7 +155,7 @@ class Handler(BaseHTTPRequestHandler):
                         "title": commit.message,
                         "message": commit.description,
                         "authors": [{"user": "tester"}],
-                        "date": _DATE,
+                        "date": DATE,
                     }
                     for commit in log
                 ]
@@ -167,7 +167,7 @@ class Handler(BaseHTTPRequestHandler):
             names = [name for name in sorted(commit.files) if name.startswith(prefix)]
             if folder and not names:
                 raise HubRefusal(404, f"{folder} does not exist", "EntryNotFound")
-            self._json([_entry(name, commit.files[name]) for name in names])
+            self._json([entry(name, commit.files[name]) for name in names])
             return
         commit = repo.resolve(rest if what == "revision" else "main")
         self._json(
@@ -177,7 +177,7 @@ class Handler(BaseHTTPRequestHandler):
                 "author": repo.id.split("/")[0],
                 "sha": commit.oid,
                 "private": repo.private,
-                "lastModified": _DATE,
+                "lastModified": DATE,
                 "tags": [],
                 "siblings": [{"rfilename": name} for name in sorted(commit.files)],
             }
@@ -219,14 +219,14 @@ class Handler(BaseHTTPRequestHandler):
             repo = store.repo(kind, repo_id, store.role(self._token()))
             wanted = self._wanted(body)
             files = repo.resolve(rest).files
-            self._json([_entry(name, files[name]) for name in wanted if name in files])
+            self._json([entry(name, files[name]) for name in wanted if name in files])
             return
         store.role(self._token(), write=True)
         repo = store.repo(kind, repo_id)
         if what == "preupload":
             self._planned("preupload")
             files = repo.resolve(rest).files
-            self._json({"files": [_mode(row, files) for row in json.loads(body)["files"]]})
+            self._json({"files": [upload_mode(row, files) for row in json.loads(body)["files"]]})
         elif what == "commit":
             self._commit(kind, repo_id, rest, body)
         elif what == "tag":
@@ -273,31 +273,3 @@ class Handler(BaseHTTPRequestHandler):
 
     def _url(self, kind: str, repo_id: str) -> str:
         return f"http://{self.headers['Host']}/{'' if kind == 'model' else kind + 's/'}{repo_id}"
-
-
-def _identity(role: str) -> dict[str, Any]:
-    token = {"displayName": "test", "role": role, "createdAt": _DATE}
-    return {
-        "type": "user",
-        "id": "0",
-        "name": "tester",
-        "fullname": "Tester",
-        "orgs": [{"type": "org", "id": "1", "name": "lab", "roleInOrg": "write"}],
-        "auth": {"type": "access_token", "accessToken": token},
-    }
-
-
-def _ref(name: str, oid: str, prefix: str = "refs/heads/") -> dict[str, str]:
-    ref = name if name.startswith("refs/") else prefix + name
-    return {"name": name, "ref": ref, "targetCommit": oid}
-
-
-def _entry(name: str, content: bytes) -> dict[str, Any]:
-    return {"type": "file", "path": name, "size": len(content), "oid": blob_oid(content)}
-
-
-def _mode(row: dict[str, Any], files: dict[str, bytes]) -> dict[str, Any]:
-    mode: dict[str, Any] = {"path": row["path"], "uploadMode": "regular", "shouldIgnore": False}
-    if row["path"] in files:
-        mode["oid"] = blob_oid(files[row["path"]])
-    return mode
