@@ -1,0 +1,457 @@
+"""Every rule: a whole clean run breaks none, and one planted fault breaks exactly its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from run_records import (
+    MS,
+    a_request,
+    a_run,
+    cell_of,
+    edit,
+    make_records,
+    prompt_digest,
+    provenance,
+    scenario,
+)
+
+from finalbench.metrics import compute
+from finalbench.record import Classes, RunRecords, ServerRecord, Spec, Usage
+from finalbench.validity import RULES, Violation, check, spec_faults
+
+CLEAN = make_records()
+CELL = cell_of(CLEAN, "vk", "mtp3")
+PLAIN = cell_of(CLEAN, "vk", "none")
+
+
+def found(records: RunRecords) -> list[Violation]:
+    return check(records, compute(records))
+
+
+def rules(records: RunRecords) -> set[str]:
+    return {v.rule for v in found(records)}
+
+
+def one(records: RunRecords = CLEAN, **updates: Any) -> RunRecords:
+    """One measured request of the base cell changed."""
+    victim = next(r for r in records.requests if r.cell_id == CELL.id and r.prompt_index == 1)
+    return edit(records, lambda r: r is victim, **updates)
+
+
+def servers(change: Callable[[ServerRecord], dict[str, Any]], arm: str = "vk") -> RunRecords:
+    changed = tuple(
+        s.model_copy(update=change(s)) if s.arm == arm and s.block == 1 else s
+        for s in CLEAN.servers
+    )
+    return replace(CLEAN, servers=changed)
+
+
+def told(name: str, value: object) -> Callable[[ServerRecord], dict[str, Any]]:
+    """A server that reports another value of one setting, before and after."""
+    return lambda s: {
+        "settings": {**(s.settings or {}), name: value},
+        "settings_after": {**(s.settings_after or {}), name: value},
+    }
+
+
+def test_f10_a_clean_run_breaks_no_rule() -> None:
+    assert found(CLEAN) == []
+
+
+VICTIM = next(r for r in CLEAN.requests if r.cell_id == CELL.id and r.prompt_index == 1)
+SPEC = VICTIM.spec
+assert SPEC is not None
+
+
+def _many(count: int, **updates: Any) -> RunRecords:
+    ids = [r.request_id for r in CLEAN.requests if r.cell_id == CELL.id][:count]
+    return edit(CLEAN, lambda r: r.request_id in ids, **updates)
+
+
+def _dropped(count: int) -> RunRecords:
+    ids = [r.request_id for r in CLEAN.requests if r.cell_id == CELL.id][:count]
+    return replace(CLEAN, requests=tuple(r for r in CLEAN.requests if r.request_id not in ids))
+
+
+def _warm() -> RunRecords:
+    warm = a_request(CELL, index=1, warmup=True)
+    warm = warm.model_copy(update={"prompt_digest": prompt_digest(CELL.seq_len, 1)})
+    return replace(CLEAN, requests=(warm, *CLEAN.requests))
+
+
+def _small(blocks: int, requests: int) -> RunRecords:
+    spec = scenario(workload={"requests": requests}, measure={"blocks": blocks})
+    return make_records(a_run(spec))
+
+
+def _retried() -> RunRecords:
+    failed = VICTIM.model_copy(
+        update={"status": "failed", "error": "cut", "request_id": "earlier", "spec": None}
+    )
+    return replace(CLEAN, requests=(failed, *CLEAN.requests))
+
+
+REJECTED: list[tuple[str, str, RunRecords]] = [
+    ("T05-usage-of-one", "token_source_mismatch", one(usage=Usage(prompt=512, completion=1))),
+    ("T06-chunks", "token_source_mismatch", one(chunks=VICTIM.chunks[:-1])),
+    (
+        "T05-long-text",
+        "token_source_mismatch",
+        one(text="x" * 32 * 129),
+    ),
+    ("first-chunk", "token_source_mismatch", one(first_chunk_tokens=33)),
+    (
+        "T09-mixed-sources",
+        "token_source_mixed",
+        one(token_ids=(), token_source="usage"),
+    ),
+    ("W01-received", "prompt_length", one(usage=Usage(prompt=511, completion=32))),
+    ("W01-asked", "prompt_length", one(prompt_tokens=500, usage=Usage(prompt=500, completion=32))),
+    ("W04-sent", "prompt_length", one(prompt_token_ids=(1, 2, 3))),
+    (
+        "T03-early-end",
+        "output_length",
+        _many(
+            1,
+            token_ids=VICTIM.token_ids[:3],
+            usage=Usage(prompt=512, completion=3),
+            chunks=(*VICTIM.chunks[:1], (VICTIM.chunks[1][0], 2)),
+            finish_reason="stop",
+            spec=Spec(drafts=1, draft_tokens=3, accepted_tokens=1, accepted_per_pos=(1, 0, 0)),
+        ),
+    ),
+    ("F01-no-terminal-event", "credited_fault", one(done_seen=False)),
+    ("F02-nine-percent", "failures", _many(2, status="failed", error="reset")),
+    ("F02-lost", "request_count", _dropped(1)),
+    (
+        "twice-on-record",
+        "request_count",
+        replace(
+            CLEAN,
+            requests=tuple(
+                r.model_copy(update={"request_id": "same"})
+                if r.cell_id == CELL.id and r.block < 2 and r.prompt_index == 0
+                else r
+                for r in CLEAN.requests
+            ),
+        ),
+    ),
+    ("retried", "retried", _retried()),
+    ("sent-before-schedule", "time_order", one(scheduled_ns=VICTIM.sent_ns + 1)),
+    ("event-before-send", "time_order", one(sent_ns=VICTIM.chunks[0][0] + 1)),
+    (
+        "L17-backwards",
+        "time_order",
+        one(chunks=(VICTIM.chunks[1], VICTIM.chunks[0], *VICTIM.chunks[2:])),
+    ),
+    ("done-before-end", "time_order", one(done_ns=VICTIM.chunks[-1][0] - 1)),
+    ("connected-late", "time_order", one(connect_ns=VICTIM.chunks[0][0] + 1)),
+    (
+        "F08-zero-time",
+        "time_order",
+        one(chunks=tuple((VICTIM.chunks[0][0], n) for _, n in VICTIM.chunks)),
+    ),
+    (
+        "in-flight",
+        "in_flight",
+        one(scheduled_ns=VICTIM.sent_ns - 200 * MS, sent_ns=VICTIM.sent_ns - 200 * MS),
+    ),
+    (
+        "L15-unit-fault",
+        "out_of_range",
+        edit(
+            CLEAN,
+            lambda r: r.cell_id == CELL.id,
+            chunks=tuple((VICTIM.chunks[0][0] + i, n) for i, (_, n) in enumerate(VICTIM.chunks)),
+        ),
+    ),
+    (
+        "S04-more-accepted",
+        "draft_identity",
+        one(spec=SPEC.model_copy(update={"accepted_tokens": SPEC.draft_tokens + 1})),
+    ),
+    ("S05-acceptance-unknown", "acceptance_unknown", one(spec=None)),
+    (
+        "S05-nothing-accepted",
+        "acceptance_low",
+        edit(
+            CLEAN,
+            lambda r: r.cell_id == CELL.id,
+            spec=Spec(drafts=31, draft_tokens=93, accepted_tokens=0, accepted_per_pos=(0, 0, 0)),
+        ),
+    ),
+    (
+        "drafts-in-a-plain-cell",
+        "draft_identity",
+        edit(CLEAN, lambda r: r.cell_id == PLAIN.id, spec=SPEC),
+    ),
+    ("F05-wrong-port", "wrong_server", servers(told("nonce", "somebody else's"))),
+    ("settings-unread", "settings_unread", servers(lambda s: {"settings": None})),
+    ("settings-unread-after", "settings_unread", servers(lambda s: {"settings_after": None})),
+    (
+        "restarted",
+        "server_changed",
+        servers(lambda s: {"settings_after": {**(s.settings or {}), "graph_mode": "eager"}}),
+    ),
+    ("W10-sampler-defaults", "settings_differ", servers(told("sampler_defaults", {"top_k": 50}))),
+    ("threads", "settings_differ", servers(told("threads", 16))),
+    ("dtype", "settings_differ", servers(told("dtype", "bfloat16"))),
+    ("weights-digest", "settings_differ", servers(told("model_digest", "0" * 64))),
+    ("class", "class_mismatch", servers(told("weights", "random:1"))),
+    ("fallback", "kernel_fallback", servers(told("kernel_fallbacks", ["conv"]))),
+    ("C04-warm-up-repeats", "warm_prompt", _warm()),
+    (
+        "C01-prefix-cache",
+        "warm_prefix",
+        servers(
+            lambda s: {
+                "counters_before": {"vk:prefix_cache_hits_total": 5.0},
+                "counters_after": {"vk:prefix_cache_hits_total": 6.0},
+            }
+        ),
+    ),
+    (
+        "W07-repeats",
+        "repeated_prompt",
+        edit(CLEAN, lambda r: r.cell_id == CELL.id, prompt_digest="a" * 64, seed=1),
+    ),
+    ("few-blocks", "few_blocks", _small(2, 6)),
+    ("S08-few-requests", "few_requests", _small(3, 3)),
+    (
+        "missing-block",
+        "missing_block",
+        replace(CLEAN, requests=tuple(r for r in CLEAN.requests if r.block != 2)),
+    ),
+    ("torn", "torn_journal", replace(CLEAN, torn=("requests.jsonl.zst",))),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "records"), [r[1:] for r in REJECTED], ids=[r[0] for r in REJECTED]
+)
+def test_a_planted_fault_is_named(rule: str, records: RunRecords) -> None:
+    broken = [v for v in found(records) if v.rule == rule]
+    assert broken, rules(records)
+    assert all(v.severity == RULES[rule].severity and v.message for v in broken)
+
+
+ACCEPTED: list[tuple[str, str, RunRecords]] = [
+    ("T20-text-recount-of-whitespace", "token_source_mismatch", one(text="\n" * 3)),
+    ("text-at-the-bound", "token_source_mismatch", one(text="x" * 32 * 128)),
+    ("usage-absent", "token_source_mismatch", one(usage=None)),
+    (
+        "hits-of-others",
+        "warm_prefix",
+        servers(
+            lambda s: {
+                "counters_before": {"vk:prefix_cache_hits_total": 5.0},
+                "counters_after": {"vk:prefix_cache_hits_total": 5.0},
+            }
+        ),
+    ),
+    (
+        "queries-are-no-hits",
+        "warm_prefix",
+        servers(
+            lambda s: {
+                "counters_before": {},
+                "counters_after": {"vk:prefix_cache_queries_total": 5.0},
+            }
+        ),
+    ),
+    (
+        "volatile-setting",
+        "server_changed",
+        servers(lambda s: {"settings_after": {**(s.settings or {}), "host_launch_us": 99.0}}),
+    ),
+    (
+        "same-in-all-arms",
+        "settings_differ",
+        replace(
+            CLEAN, servers=tuple(s.model_copy(update=told("threads", 8)(s)) for s in CLEAN.servers)
+        ),
+    ),
+    ("three-blocks", "few_blocks", _small(3, 4)),
+    ("twelve-requests", "few_requests", _small(3, 4)),
+    ("scoring-server", "wrong_server", servers(lambda s: {"purpose": "score", "settings": None})),
+    ("connected-in-time", "time_order", one(connect_ns=VICTIM.sent_ns + 1)),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "records"), [r[1:] for r in ACCEPTED], ids=[r[0] for r in ACCEPTED]
+)
+def test_what_a_rule_must_not_refuse(rule: str, records: RunRecords) -> None:
+    assert rule not in rules(records)
+
+
+def test_every_rule_has_a_rejected_fixture() -> None:
+    elsewhere = {
+        "rate_identity",
+        "peak_below_mean",
+        "implausible",
+        "finish_reason",
+        "clock_confounded",
+        "clock_unobserved",
+        "client_bound",
+    }
+    assert {rule for _, rule, _ in REJECTED} | elsewhere == set(RULES)
+    assert not {rule for _, rule, _ in REJECTED} & elsewhere
+
+
+def test_t22_a_rate_beyond_the_memory_bandwidth_is_implausible() -> None:
+    for bandwidth, refused in ((4e9, True), (400e9, False)):
+        run = a_run(
+            provenance=provenance(
+                memory_bandwidth_bytes_s=bandwidth, memory_bandwidth_source="declared"
+            )
+        )
+        broken = [v for v in found(make_records(run)) if v.rule == "implausible"]
+        assert bool(broken) is refused
+        for violation in broken:
+            assert violation.numbers["share"] == pytest.approx(
+                compute(make_records(run)).cell(violation.cell_id or "").bandwidth_share
+            )
+
+
+def test_t06_a_mismatch_in_one_percent_of_requests_is_enough() -> None:
+    run = a_run(scenario(workload={"requests": 100}, measure={"blocks": 1}))
+    records = make_records(run)
+    victim = next(r for r in records.requests if r.cell_id == CELL.id or r.arm == "vk")
+    broken = edit(
+        records, lambda r: r is victim, usage=Usage(prompt=victim.prompt_tokens, completion=31)
+    )
+    mismatches = [v for v in found(broken) if v.rule == "token_source_mismatch"]
+    assert len(mismatches) == 1
+    assert mismatches[0].severity == "invalid"
+    assert mismatches[0].numbers == {"tokens": 32, "usage": 31}
+
+
+def test_one_percent_of_failures_is_borne_and_more_is_not() -> None:
+    run = a_run(scenario(workload={"requests": 100}, measure={"blocks": 1}))
+    records = make_records(run)
+    cell = cell_of(records, "vk", "mtp3")
+    for count, refused in ((1, False), (2, True)):
+        ids = [r.request_id for r in records.requests if r.cell_id == cell.id][:count]
+        broken = edit(records, lambda r, ids=ids: r.request_id in ids, status="failed", error="x")
+        violations = [v for v in found(broken) if v.rule == "failures"]
+        assert bool(violations) is refused
+        if refused:
+            assert violations[0].numbers == {"failed": 2, "scheduled": 100, "bound": 0.01}
+
+
+def test_without_ignore_eos_an_early_stop_is_fine_but_a_false_length_is_not() -> None:
+    run = a_run(scenario(workload={"requests": 4, "ignore_eos": False}))
+    records = make_records(run)
+    cell = cell_of(records, "vk", "none")
+    victim = next(r for r in records.requests if r.cell_id == cell.id)
+    short: dict[str, Any] = {
+        "token_ids": victim.token_ids[:5],
+        "chunks": victim.chunks[:5],
+        "usage": Usage(prompt=512, completion=5),
+    }
+    stopped = edit(records, lambda r: r is victim, finish_reason="stop", **short)
+    assert rules(stopped) == set()
+    lied = edit(records, lambda r: r is victim, finish_reason="length", **short)
+    assert rules(lied) == {"finish_reason"}
+    longer = edit(records, lambda r: r is victim, token_ids=(*victim.token_ids, 1))
+    assert "output_length" in rules(longer)
+
+
+def test_edited_rates_break_their_identity() -> None:
+    table = compute(CLEAN)
+    row = table.cell(CELL.id)
+    faster = row.rates["decode_tok_s"].model_copy(update={"value": 601.0})
+    edited = row.model_copy(update={"rates": {**row.rates, "decode_tok_s": faster}})
+    cells = tuple(edited if c.id == row.id else c for c in table.cells)
+    broken = check(CLEAN, table.model_copy(update={"cells": cells}))
+    assert [v.rule for v in broken] == ["rate_identity"]
+    assert broken[0].numbers["tokens"] == faster.tokens
+
+
+def test_t01_a_peak_below_the_mean_is_named() -> None:
+    table = compute(CLEAN)
+    row = table.cell(CELL.id)
+    for peak, refused in ((row.e2e_tok_s, False), ((row.e2e_tok_s or 0) * 0.99, True)):
+        edited = row.model_copy(update={"peak_tok_s": peak})
+        cells = tuple(edited if c.id == row.id else c for c in table.cells)
+        broken = check(CLEAN, table.model_copy(update={"cells": cells}))
+        assert [v.rule for v in broken] == (["peak_below_mean"] if refused else [])
+
+
+def test_random_weights_must_be_declared_and_served() -> None:
+    run = a_run(classes=Classes(weights="random", acceptance="measured"))
+    assert rules(make_records(run)) == {"class_mismatch"}
+    served = replace(
+        make_records(run),
+        servers=tuple(
+            s.model_copy(update=told("weights", "random:1")(s)) for s in make_records(run).servers
+        ),
+    )
+    assert rules(served) == set()
+
+
+GOOD = Spec(drafts=10, draft_tokens=30, accepted_tokens=18, accepted_per_pos=(9, 6, 3))
+
+
+@pytest.mark.parametrize("tokens", [26, 27, 29])
+def test_draft_identities_accept_a_true_record(tokens: int) -> None:
+    """10 rounds that accepted 18 give 28 tokens after the first; the last may be cut by 3."""
+    assert list(spec_faults(CELL, GOOD, tokens)) == []
+
+
+@pytest.mark.parametrize(
+    ("updates", "tokens", "words"),
+    [
+        ({"accepted_tokens": 31}, 29, "31 accepted of 30 proposed"),
+        ({"accepted_tokens": -1}, 29, "-1 accepted of 30"),
+        ({"draft_tokens": 31}, 29, "31 proposed in 10 rounds of up to 3"),
+        ({"draft_tokens": 9, "accepted_tokens": 9, "accepted_per_pos": (9,)}, 20, "9 proposed"),
+        ({"accepted_per_pos": (9, 6, 2)}, 29, "positions add up to 17, accepted are 18"),
+        ({"accepted_per_pos": ()}, 29, "positions add up to 0"),
+        ({"accepted_per_pos": (11, 4, 3)}, 29, "must not rise"),
+        ({"accepted_per_pos": (9, 3, 6)}, 29, "must not rise"),
+        ({"accepted_per_pos": (9, 5, 3, 1)}, 29, "4 positions where k is 3"),
+        ({}, 25, "give at least 26"),
+        ({}, 30, "give at most 29"),
+    ],
+)
+def test_draft_identities_refuse_a_false_one(
+    updates: dict[str, Any], tokens: int, words: str
+) -> None:
+    faults = [text for text, _ in spec_faults(CELL, GOOD.model_copy(update=updates), tokens)]
+    assert any(words in text for text in faults), faults
+
+
+def test_rounds_without_a_proposal_are_allowed_for_prompt_lookup_only() -> None:
+    ngram = CELL.model_copy(update={"draft": CELL.draft.model_copy(update={"method": "ngram"})})
+    assert list(spec_faults(ngram, GOOD, 60)) == []
+    auto = CELL.model_copy(update={"draft": CELL.draft.model_copy(update={"k": "auto"})})
+    assert list(spec_faults(auto, GOOD, 60)) == []
+    wide = Spec(drafts=10, draft_tokens=80, accepted_tokens=0, accepted_per_pos=())
+    assert list(spec_faults(auto, wide, 11)) == []
+    wider = wide.model_copy(update={"draft_tokens": 81})
+    assert list(spec_faults(auto, wider, 11))
+    idle = Spec(drafts=0, draft_tokens=0, accepted_tokens=0)
+    assert list(spec_faults(PLAIN, idle, 32)) == []
+    for name in ("drafts", "draft_tokens", "accepted_tokens"):
+        assert list(spec_faults(PLAIN, idle.model_copy(update={name: 1}), 32))
+
+
+@settings(max_examples=80, deadline=None)
+@given(accepted=st.lists(st.integers(0, 3), min_size=1, max_size=40), cut=st.integers(0, 3))
+def test_draft_identities_hold_for_any_true_course(accepted: list[int], cut: int) -> None:
+    spec = Spec(
+        drafts=len(accepted),
+        draft_tokens=3 * len(accepted),
+        accepted_tokens=sum(accepted),
+        accepted_per_pos=tuple(sum(a > i for a in accepted) for i in range(3)),
+    )
+    made = 1 + len(accepted) + sum(accepted)
+    assert list(spec_faults(CELL, spec, made - min(cut, accepted[-1]))) == []
