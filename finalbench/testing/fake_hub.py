@@ -23,7 +23,9 @@ class FakeHub:
         self.store = HubStore()
         self._server = HubServer((host, port), self.store)
         self.endpoint = f"http://{host}:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.02,), daemon=True
+        )
 
     def start(self) -> FakeHub:
         self._thread.start()
