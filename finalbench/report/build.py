@@ -7,8 +7,7 @@ from pathlib import Path
 
 from finalbench import aggregate
 from finalbench.aggregate import Analysis
-from finalbench.bundle import load_checked
-from finalbench.record import RunRecords
+from finalbench.record import RunRecords, load_run
 from finalbench.report import findings, phrases, view
 from finalbench.report.circumstances import run_card, telemetry
 from finalbench.report.run_view import RunView, draft_label, marks_of
@@ -16,8 +15,7 @@ from finalbench.report.run_view import RunView, draft_label, marks_of
 
 def build_page(run_dirs: Sequence[Path], *, claims: Sequence[view.ClaimRow] = ()) -> view.Page:
     """Errors: those of reading a run; a stored metrics.json that the records contradict."""
-    loaded = [load_checked(path) for path in run_dirs]
-    return page_of([(records, aggregate.analyse(records)) for records in loaded], claims=claims)
+    return page_of([(load_run(path), aggregate.analyse(path)) for path in run_dirs], claims=claims)
 
 
 def page_of(

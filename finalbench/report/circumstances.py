@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
 from finalbench.aggregate import Analysis
+from finalbench.bundle import MANIFEST_FILE, read_manifest
 from finalbench.record import Roll, RunRecords, ServerRecord
 from finalbench.report import phrases, view
 
@@ -59,13 +59,8 @@ def run_card(records: RunRecords, analysis: Analysis) -> view.RunCard:
 
 
 def root_hash(run_dir: Path) -> str | None:
-    """The seal's root hash, when the run is sealed."""
-    path = run_dir / "manifest.json"
-    if not path.is_file():
-        return None
-    found = json.loads(path.read_text(encoding="utf-8"))
-    root = found.get("root") or found.get("root_hash") or found.get("root_sha256")
-    return str(root) if root else None
+    """The seal's root hash, when the run is sealed. Errors: `BundleBroken` when it is damaged."""
+    return read_manifest(run_dir).root if (run_dir / MANIFEST_FILE).is_file() else None
 
 
 def telemetry(records: RunRecords) -> list[view.TelemetrySeries]:

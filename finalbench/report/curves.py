@@ -9,7 +9,8 @@ from finalbench.report.figures import Figure, Point, Series
 from finalbench.report.view import Cell, Marks, Measured
 
 SERIES_LIMIT = 8
-_FIRST = ("drafts off", "greedy")
+DRAFTS_OFF = "drafts off"
+_FIRST = (DRAFTS_OFF, "greedy")
 
 
 def _point(x: float, measured: Measured, label: str = "") -> Point | None:
@@ -50,10 +51,23 @@ def _words(cells: Iterable[Cell]) -> str:
     return phrases.caution(marks)
 
 
+_AXES = ("seq_len", "output_len", "sampling", "draft", "concurrency")
+
+
 def _on_axis(cells: Sequence[Cell], axis: str) -> list[Cell]:
-    """Cells that vary this axis, and the base cells they vary from; empty where nothing varies."""
-    chosen = [cell for cell in cells if cell.axis in ("base", axis)]
-    return chosen if any(cell.axis == axis for cell in chosen) else []
+    """Cells at the base setting in all but this axis, drafts on or off; empty where it is fixed."""
+    bases = {cell.run_id: cell for cell in reversed(cells) if cell.axis == "base"}
+    drafts = {(cell.run_id, cell.draft) for cell in cells if cell.axis == "base"}
+    drafts |= {(run, DRAFTS_OFF) for run in bases}
+    chosen = []
+    for cell in cells:
+        base = bases.get(cell.run_id)
+        if base is None or (axis != "draft" and (cell.run_id, cell.draft) not in drafts):
+            continue
+        others = [name for name in _AXES if name not in (axis, "draft")]
+        if all(getattr(cell, name) == getattr(base, name) for name in others):
+            chosen.append(cell)
+    return chosen if len({getattr(cell, axis) for cell in chosen}) > 1 else []
 
 
 def _lines(
@@ -95,23 +109,42 @@ class ModelCurves:
         stock = cell.arm.startswith("stock")
         return self.arm(cell) if stock else f"{self.arm(cell)}, {cell.draft}"
 
-    def by_seq_len(self) -> Figure | None:
-        cells = _on_axis(self.cells, "seq_len")
+    def _base_length(self) -> list[Cell]:
+        """Cells that differ from the base in drafts or sampling only."""
+        found = {
+            (c.run_id, c.id): c
+            for axis in ("draft", "sampling")
+            for c in _on_axis(self.cells, axis)
+        }
+        return list(found.values()) or [cell for cell in self.cells if cell.axis == "base"]
+
+    def _by_length(self, axis: str, title: str, x_label: str) -> Figure | None:
+        cells = _on_axis(self.cells, axis)
         series = _lines(
-            cells, lambda c: c.seq_len, lambda c: c.decode_tok_s, self.arm_and_draft, self.tones
+            cells,
+            lambda c: getattr(c, axis),
+            lambda c: c.decode_tok_s,
+            self.arm_and_draft,
+            self.tones,
         )
         if not series:
             return None
         return Figure(
-            id=f"{self.slug}-seq-len",
+            id=f"{self.slug}-{axis}",
             kind="lines",
-            title="By prompt length",
+            title=title,
             caution=_words(cells),
-            x_label="Prompt tokens",
+            x_label=x_label,
             y_label="Decode tok/s",
             series=series,
             log_x=True,
         )
+
+    def by_seq_len(self) -> Figure | None:
+        return self._by_length("seq_len", "By prompt length", "Prompt tokens")
+
+    def by_output_len(self) -> Figure | None:
+        return self._by_length("output_len", "By output length", "Output tokens")
 
     def _bars(
         self, axis: str, title: str, label: Callable[[Cell], str], x_label: str
@@ -159,11 +192,7 @@ class ModelCurves:
         return self._bars("sampling", "By sampling", lambda c: c.sampling, "Sampling")
 
     def by_position(self) -> Figure | None:
-        cells = [
-            cell
-            for cell in self.cells
-            if cell.accepted_per_position and cell.axis in ("base", "draft", "sampling")
-        ]
+        cells = [cell for cell in self._base_length() if cell.accepted_per_position]
         series = []
         for cell in cells[:SERIES_LIMIT]:
             name = f"{cell.draft}, {cell.sampling}{self.run_tag[cell.run_id]}"
@@ -187,10 +216,8 @@ class ModelCurves:
     def roofline(self) -> Figure | None:
         cells = [
             cell
-            for cell in self.cells
-            if cell.limit_tok_s
-            and cell.decode_tok_s.value is not None
-            and cell.axis in ("base", "draft", "sampling")
+            for cell in self._base_length()
+            if cell.limit_tok_s and cell.decode_tok_s.value is not None
         ]
         if not cells:
             return None

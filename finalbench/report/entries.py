@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from finalbench.report import phrases
-from finalbench.report.view import Comparison, Marks, Measured, View
+from finalbench.report.view import Comparison, Marks, Measured
 
 
-class Column(View):
+@dataclass(frozen=True, slots=True)
+class Column:
     key: str
     label: str
     unit: str = ""
@@ -19,7 +21,8 @@ class Column(View):
         return f"{self.label} ({self.unit})" if self.unit else self.label
 
 
-class Entry(View):
+@dataclass(frozen=True, slots=True)
+class Entry:
     """One table cell: what is shown, quieter lines under it, and what it sorts and exports as."""
 
     text: str
@@ -35,7 +38,8 @@ class Entry(View):
         return f"{self.text} ({phrases.join_words(self.notes)})" if self.notes else self.text
 
 
-class Table(View):
+@dataclass(frozen=True, slots=True)
+class Table:
     id: str
     caption: str
     columns: tuple[Column, ...]
@@ -70,7 +74,7 @@ def ratio(comparison: Comparison | None, marks: Marks) -> Entry:
         return entry
     notes = (f"vs {comparison.against_label}", *entry.notes)
     tone = {"FASTER": "good", "SLOWER": "bad"}.get(comparison.verdict, "")
-    return entry.model_copy(update={"notes": notes, "tone": tone})
+    return replace(entry, notes=notes, tone=tone)
 
 
 def number(value: float | None, text: str, note: str = "") -> Entry:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Sequence
 from typing import Any
 
-from finalbench.report import phrases, tables
+from finalbench.report import phrases
 from finalbench.report.entries import Table
 from finalbench.report.view import Page
 
 SCHEMA_VERSION = 1
 
 
-def page_document(page: Page) -> dict[str, Any]:
-    """The page as data: headlines in words, and every table row as an object."""
+def page_document(page: Page, made: Sequence[Table]) -> dict[str, Any]:
+    """The page as data: headlines in words, and every row of its tables as an object."""
     return {
         "schema_version": SCHEMA_VERSION,
         "headlines": [
@@ -26,18 +27,19 @@ def page_document(page: Page) -> dict[str, Any]:
             }
             for headline in page.headlines
         ],
-        "runs": [run.id for run in page.runs],
-        "tables": {table.id: _records(table) for table in tables.all_tables(page)},
+        "runs": [{"id": run.id, "status": run.status} for run in page.runs],
+        "tables": {table.id: _records(table) for table in made},
     }
 
 
-def page_json(page: Page) -> str:
-    return json.dumps(page_document(page), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+def page_json(page: Page, made: Sequence[Table]) -> str:
+    return (
+        json.dumps(page_document(page, made), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    )
 
 
-def cells_csv(page: Page) -> str:
-    """One line per cell; `_shown` columns hold the text a reader saw, its cautions included."""
-    table = tables.cells_table(page.cells)
+def table_csv(table: Table) -> str:
+    """One line per row; `_shown` columns hold the text a reader saw, its cautions included."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     heads: list[str] = []

@@ -66,7 +66,9 @@ def spread(run: RunView) -> list[view.SpreadRow]:
         )
         for row in run.analysis.spread
     ]
-    return rows + [row for arm in run.arms() if (row := _restart(run, arm))]
+    rows += [row for arm in run.arms() if (row := _restart(run, arm))]
+    order = [run.arm_label(arm) for arm in run.arms()]
+    return sorted(rows, key=lambda row: (order.index(row.arm), -row.factor, row.source))
 
 
 def _restart(run: RunView, arm: str) -> view.SpreadRow | None:

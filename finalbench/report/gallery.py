@@ -99,6 +99,7 @@ def groups(page: Page) -> tuple[FigureGroup, ...]:
         drawn = [
             _blocks(headline, slug) if headline else None,
             own.by_seq_len(),
+            own.by_output_len(),
             own.by_draft(),
             own.by_sampling(),
             own.by_position(),

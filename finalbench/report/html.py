@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from itertools import groupby
@@ -11,12 +12,12 @@ from typing import Any
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
-from finalbench.report import figures, gallery, phrases, plots, tables
+from finalbench.report import figures, gallery, phrases, plots
 from finalbench.report.entries import Table
 from finalbench.report.export import page_document
 from finalbench.report.view import Headline, Page, RunCard
 
-_LEAD_KEYS = ("arm", "who", "cell")
+_LEAD_KEYS = ("arm", "who", "cell", "comparison", "series")
 _SECTIONS = (
     "spread",
     "domains",
@@ -29,10 +30,10 @@ _SECTIONS = (
 )
 
 
-def render(page: Page) -> str:
-    """The whole document; the same bytes for the same page."""
+def render(page: Page, made: Sequence[Table]) -> str:
+    """The whole document from a page and its tables; the same bytes for the same page."""
     template = _environment().get_template("report.html.j2")
-    found = {table.id: table for table in tables.all_tables(page)}
+    found = {table.id: table for table in made}
     groups = [
         {
             "title": group.title,
@@ -63,7 +64,7 @@ def render(page: Page) -> str:
         equality_intro=_equality_intro(page),
         nothing_failed=_nothing_failed(page),
         runs=[_run(run) for run in page.runs],
-        data=Markup(_script_safe(page_document(page))),
+        data=Markup(_script_safe(page_document(page, made))),
         lead=_lead,
         **{name: found.get(name) for name in _SECTIONS},
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import yaml
 
-from finalbench.report import phrases, tables
+from finalbench.report import phrases
 from finalbench.report.entries import Entry, Table
 from finalbench.report.view import Headline, Page, RunCard
 
@@ -48,20 +48,18 @@ def grid(table: Table) -> str:
     return "\n".join(lines)
 
 
-def leaderboard(page: Page) -> str:
+def leaderboard(page: Page, made: Sequence[Table]) -> str:
     """leaderboard.md: headline, ranking, spread, equality, failures, commands."""
     parts = ["# Leaderboard", *_headlines(page)]
-    for table in tables.all_tables(page):
-        if table.id != "cells":
-            parts += [f"## {plain(table.caption)}", grid(table)]
-    parts += ["## Every cell", grid(tables.cells_table(page.cells))] if page.cells else []
+    for table in made:
+        parts += [f"## {plain(table.caption)}", grid(table)]
     parts += _reproduce(page.runs)
     return "\n\n".join(parts) + "\n"
 
 
-def card(page: Page, configs: Sequence[dict[str, object]] = ()) -> str:
+def card(page: Page, made: Sequence[Table], configs: Sequence[dict[str, object]] = ()) -> str:
     """card.md: YAML header, results, conditions, limits, provenance, reproduction block."""
-    found = {table.id: table for table in tables.all_tables(page)}
+    found = {table.id: table for table in made}
     parts = [_header(page, configs), f"# {plain(_title(page))}", *_headlines(page)]
     parts.append("## Results")
     boards = [table for name, table in found.items() if name.startswith("board-")]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from finalbench.record import write_atomic
 from finalbench.report import export, html, markdown
+from finalbench.report.tables import all_tables, cells_table
 from finalbench.report.view import ClaimRow, Page
 
 
@@ -21,12 +22,13 @@ def render(
 
 def render_page(page: Page, out_dir: Path, *, space: bool = False) -> list[Path]:
     """The same page gives the same bytes, on any machine. `space` adds a static Space's files."""
+    made = all_tables(page)
     texts = {
-        "leaderboard.md": markdown.leaderboard(page),
-        "report.html": html.render(page),
-        "card.md": markdown.card(page),
-        "cells.csv": export.cells_csv(page),
-        "report.json": export.page_json(page),
+        "leaderboard.md": markdown.leaderboard(page, made),
+        "report.html": html.render(page, made),
+        "card.md": markdown.card(page, made),
+        "cells.csv": export.table_csv(cells_table(page.cells)),
+        "report.json": export.page_json(page, made),
     }
     if space:
         texts["index.html"] = texts["report.html"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from finalbench.report import phrases
 from finalbench.report.entries import Column, Entry, Table, lines, number, rate, word
@@ -163,7 +164,7 @@ def domains_table(rows: Iterable[DomainRow]) -> Table:
 
 
 def _against(entry: Entry, row: DomainRow) -> Entry:
-    return entry.model_copy(update={"notes": (f"vs {row.against}", *entry.notes)})
+    return replace(entry, notes=(f"vs {row.against}", *entry.notes))
 
 
 def failures_table(rows: Iterable[Failure]) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from finalbench.report import phrases
 from finalbench.report.entries import (
@@ -46,16 +47,17 @@ def _board_row(row: BoardRow, leader: bool) -> tuple[Entry, ...]:
     rank = phrases.MISSING if row.position is None else f"{row.position}{'=' if row.tied else ''}"
     decode = rate(row.decode_tok_s, row.marks)
     if leader and row.decode_tok_s.value is not None:
-        decode = decode.model_copy(update={"text": f"▲ {decode.text}", "tone": "best"})
-    verdict = row.comparison.verdict if row.comparison else ""
-    tone = {"FASTER": "good", "SLOWER": "bad", "INCONCLUSIVE": "caution"}.get(verdict, "")
+        decode = replace(decode, text=f"▲ {decode.text}", tone="best")
+    found = row.comparison.verdict if row.comparison else ""
+    tone = {"FASTER": "good", "SLOWER": "bad", "INCONCLUSIVE": "caution"}.get(found, "")
+    verdict = phrases.verdict_words(row.comparison)
     return (
-        number(row.position, rank, row.reason or ("tie" if row.tied else "")),
+        number(row.position, rank, "tie" if row.tied else ""),
         word(row.arm_label, phrases.shape_name(row.model, row.marks)),
         word(row.setting),
         decode,
         ratio(row.comparison, row.marks),
-        word(phrases.verdict_words(row.comparison), tone=tone),
+        word("not ranked", row.reason, "bad") if row.reason else word(verdict, tone=tone),
         number(row.acceptance_length, phrases.significant(row.acceptance_length, 3)),
         number(row.bandwidth_share, phrases.share(row.bandwidth_share)),
         number(row.blocks, str(row.blocks)),
@@ -147,7 +149,10 @@ def cells_table(cells: Iterable[Cell]) -> Table:
 
 
 def all_tables(page: Page) -> tuple[Table, ...]:
-    """Every table of a page in reading order; empty ones are left out."""
+    """Every table of a page in reading order; empty ones are left out.
+
+    What is the same in every row of a page, its only run or only model, is said once elsewhere.
+    """
     tables = [board_table(board, index) for index, board in enumerate(page.boards)]
     tables += [
         spread_table(page.spread),
@@ -159,4 +164,18 @@ def all_tables(page: Page) -> tuple[Table, ...]:
         claims_table(page.claims),
         cells_table(page.cells),
     ]
-    return tuple(table for table in tables if table.rows)
+    alike = {"run"} if len(page.runs) == 1 else set()
+    if len({cell.model for cell in page.cells}) == 1:
+        alike.add("model")
+    return tuple(_without(table, alike) for table in tables if table.rows)
+
+
+def _without(table: Table, keys: set[str]) -> Table:
+    if table.id in ("claims", "cells"):
+        return table
+    kept = [i for i, column in enumerate(table.columns) if column.key not in keys]
+    return replace(
+        table,
+        columns=tuple(table.columns[i] for i in kept),
+        rows=tuple(tuple(row[i] for i in kept) for row in table.rows),
+    )

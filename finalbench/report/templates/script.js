@@ -64,7 +64,7 @@
 
   for (const table of document.querySelectorAll("table")) {
     if (table.tBodies[0].rows.length > 1) addSorting(table);
-    if (table.tBodies[0].rows.length > 8 && !table.closest("details")) addFilter(table);
+    if (table.tBodies[0].rows.length > 8 && !table.closest(".fit")) addFilter(table);
   }
 
   for (const figure of document.querySelectorAll(".command")) {
