@@ -73,7 +73,9 @@ class BlockRunner:
 
     def stop_servers(self) -> None:
         """End whatever server is up, and record it."""
-        if self._watch is not None:
+        if self._watch is None:
+            return
+        with self._interrupts.shielded():  # ending a server takes seconds and must not be cut
             watch, self._watch = self._watch, None
             self._writer.append_server(watch.close())
 

@@ -46,7 +46,7 @@ class Interrupts:
             self._shielded = outer
         if self._pending and not self._shielded:
             self._pending = False
-            raise KeyboardInterrupt
+            self._deliver()
 
     @contextlib.contextmanager
     def diverted(self, callback: Callable[[], None]) -> Generator[None]:
@@ -64,7 +64,11 @@ class Interrupts:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._shielded:
             self._pending = True
-        elif self._callback is not None:
+        else:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        if self._callback is not None:
             self._callback()
         else:
             raise KeyboardInterrupt

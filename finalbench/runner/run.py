@@ -16,7 +16,7 @@ from finalbench.runner.interrupts import Interrupts
 from finalbench.runner.progress import Progress
 from finalbench.runner.prompts import check_lengths
 from finalbench.runner.state import Ledger, Opened, find_unfinished, open_run, utc_now
-from finalbench.runtime.preflight import check_environment
+from finalbench.runtime.preflight import check_environment, checkpoint_folder
 from finalbench.scenario import Scenario
 
 
@@ -51,6 +51,8 @@ def execute(scenario: Scenario, options: Options, progress: Progress) -> Outcome
     check_lengths(scenario, plan.cells)
     if not options.endpoints:
         check_environment(scenario, options.environment)
+        scenario = _with_checkpoint(scenario, options.environment)
+        plan = make_plan(scenario)
     device = str(next(iter(plan.servers.values()))["device"])
     provenance = collect(dict(options.environment), device=device)
     resume = options.resume
@@ -67,6 +69,15 @@ def execute(scenario: Scenario, options: Options, progress: Progress) -> Outcome
     interrupts = Interrupts()
     with interrupts.installed():
         return _execute(opened, options, progress, interrupts)
+
+
+def _with_checkpoint(scenario: Scenario, environment: Mapping[str, str]) -> Scenario:
+    """The scenario with the folder of its weights; where they lie is not part of its identity."""
+    if scenario.serving.weights != "auto" or scenario.model.source == "bundled":
+        return scenario
+    folder = checkpoint_folder(scenario, environment)
+    model = scenario.model.model_copy(update={"path": str(folder) if folder else None})
+    return scenario.model_copy(update={"model": model})
 
 
 def _execute(

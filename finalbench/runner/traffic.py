@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from finalbench.client.workload import Prompt, request_body
 from finalbench.record import Cell, PromptRecord, RequestRecord, Spec, Usage
 from finalbench.runner.interrupts import Interrupts
 from finalbench.runtime.server import LiveServer
+
+_DEATH_POLLS, _DEATH_POLL_S = 25, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,14 @@ def run_requests(
     stopped, trouble = asyncio.run(_run(server, attempt, prompts, timeout_s, interrupts, on_record))
     if stopped:
         raise KeyboardInterrupt
-    return trouble or server.died()
+    if trouble is None:
+        return server.died()
+    # A process that closed our connection may take a moment to be seen as ended.
+    for _ in range(_DEATH_POLLS):
+        if (reason := server.died()) is not None:
+            return reason
+        time.sleep(_DEATH_POLL_S)
+    return trouble or None
 
 
 async def _run(
@@ -75,8 +85,10 @@ async def _run(
             return
         error = outcome.result.error or ""
         if server.died() is not None or error.startswith(("timed out", "cannot connect")):
-            trouble.append(server.died() or f"a request {error}")
+            trouble[:] = [f"a request {error}"]
             stop.set()
+        elif outcome.result.http_status in (None, 200) and not trouble:
+            trouble.append("")  # perhaps its end, perhaps a fault of this request alone
 
     jobs = [Job(i, _body(attempt, server, prompt)) for i, prompt in enumerate(prompts)]
     load = Load(concurrency=attempt.cell.concurrency, request_timeout_s=timeout_s)

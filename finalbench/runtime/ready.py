@@ -66,6 +66,8 @@ def check_settings(
         raise ServerFailed("another server answers on this port: its nonce is not ours")
     for key in ("profile", "dtype", "weights"):
         wanted, served = asked.get(key), settings.get(key)
+        if key == "weights" and wanted == "auto":
+            wanted = "real"  # a row may be called real only when the server says so
         if wanted in (None, "auto") or served is None:
             continue
         if str(served).removeprefix("torch.") != str(wanted):
