@@ -107,6 +107,7 @@ class ToyThread:
             log_level="critical",
             access_log=False,
             lifespan="off",
+            interface="asgi3",
             timeout_graceful_shutdown=1,
         )
         self._server = uvicorn.Server(config)
