@@ -16,7 +16,6 @@ import argparse
 import json
 import logging
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -317,7 +316,6 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     handlers = [logging.StreamHandler(), logging.FileHandler(arguments.out / "train.log", "w")]
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=handlers)
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(os.cpu_count() or 1))
     settings = Settings(
         batch=arguments.batch,
         length=arguments.length,
