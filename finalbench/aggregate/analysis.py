@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from finalbench.aggregate.compare import compare, with_holm
 from finalbench.aggregate.headline import base_cell, domain_split, headline
@@ -65,6 +66,8 @@ def analyse(run_dir: Path | RunRecords) -> Analysis:
         rolls=run.rolls,
         failures=run.failures,
         memory=derived.metrics.memory.model_dump(mode="json"),
+        provenance=run.provenance,
+        settings=_settings(records),
     )
 
 
@@ -93,6 +96,14 @@ def hardware_name(records: RunRecords) -> str:
     }
     suffix = f", {threads.pop()} threads" if len(threads) == 1 and threads != {"None"} else ""
     return f"{hardware.cpu}{suffix}"
+
+
+def _settings(records: RunRecords) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for server in records.servers:
+        if server.purpose == "measure" and server.settings is not None:
+            found.setdefault(server.arm, server.settings)
+    return found
 
 
 def _comparisons(

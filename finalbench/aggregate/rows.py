@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from finalbench.equality import EqualityRow
 from finalbench.metrics import CellRow
+from finalbench.provenance import Provenance
 from finalbench.record import BareLoop, Failure, Roll
 from finalbench.scenario import Frozen
 from finalbench.stats import Component, Verdict
@@ -214,6 +215,8 @@ class Analysis(Frozen):
     rolls: tuple[Roll, ...]
     failures: tuple[Failure, ...]
     memory: dict[str, Any]
+    provenance: Provenance
+    settings: dict[str, dict[str, Any]]  # by arm, as its first measuring server read them back
 
     def row(self, cell_id: str) -> ResultRow:
         return next(r for r in self.rows if r.cell.id == cell_id)

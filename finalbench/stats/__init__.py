@@ -18,6 +18,7 @@ from finalbench.stats.planning import detectable_effect, holm, planned_blocks, p
 from finalbench.stats.rolls import Rolls, expected_best_sd, rolls
 from finalbench.stats.series import Interval, Trend, mean_interval, trend
 from finalbench.stats.spread import Component, Observation, Spread, components
+from finalbench.stats.unpaired import UnpairedResult, unpaired
 
 __all__ = [
     "EQUIVALENCE_MARGIN",
@@ -28,6 +29,7 @@ __all__ = [
     "Rolls",
     "Spread",
     "Trend",
+    "UnpairedResult",
     "Verdict",
     "bootstrap_bca",
     "components",
@@ -41,4 +43,5 @@ __all__ = [
     "power",
     "rolls",
     "trend",
+    "unpaired",
 ]

@@ -10,7 +10,7 @@ from finalbench.stats.series import student_quantile
 MAX_PLANNED_BLOCKS = 10_000
 
 
-def power(effect_log: float, sd_log: float, n: int, *, df: int, alpha: float = 0.05) -> float:
+def power(effect_log: float, sd_log: float, n: int, *, df: float, alpha: float = 0.05) -> float:
     """Chance that `n` paired log ratios of spread `sd_log` show a true `effect_log`."""
     from scipy.special import nctdtr
 
@@ -49,7 +49,7 @@ def detectable_effect(
     sd_log: float,
     n: int,
     *,
-    df: int | None = None,
+    df: float | None = None,
     alpha: float = 0.05,
     target_power: float = 0.8,
 ) -> float:
