@@ -58,7 +58,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=6.5, help="from the process's start")
     parser.add_argument("--steps", type=int, help="at most so many steps")
-    parser.add_argument("--batch", type=int, default=16, help="sequences a step")
+    parser.add_argument("--batch", type=int, default=8, help="sequences a step")
     parser.add_argument("--length", type=int, default=4096, help="positions of a sequence")
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=1)
@@ -261,6 +261,7 @@ def train(arguments: argparse.Namespace, settings: Settings) -> None:
         torch.cuda.empty_cache()
         try:
             trainer.capture()
+            torch.cuda.empty_cache()
             form += ", captured"
             compile_blocks(False)  # the graph keeps the fused kernels; evaluation runs plain
         except RuntimeError:
@@ -324,7 +325,7 @@ def main() -> None:
         balance_weight=0.01,
         peak_lr=arguments.lr,
         final_lr_share=0.02,
-        warmup_steps=150,
+        warmup_steps=300,
         weight_decay=0.1,
         betas=(0.9, 0.95),
         clip=1.0,
