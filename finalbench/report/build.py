@@ -7,19 +7,21 @@ from pathlib import Path
 
 from finalbench import aggregate
 from finalbench.aggregate import Analysis
+from finalbench.claims import Ledger
 from finalbench.record import RunRecords, load_run
 from finalbench.report import findings, phrases, view
 from finalbench.report.circumstances import run_card, telemetry
+from finalbench.report.claimed import claim_rows
 from finalbench.report.run_view import RunView, draft_label, marks_of
 
 
-def build_page(run_dirs: Sequence[Path], *, claims: Sequence[view.ClaimRow] = ()) -> view.Page:
+def build_page(run_dirs: Sequence[Path], *, ledger: Ledger | None = None) -> view.Page:
     """Errors: those of reading a run; a stored metrics.json that the records contradict."""
-    return page_of([(load_run(path), aggregate.analyse(path)) for path in run_dirs], claims=claims)
+    return page_of([(load_run(path), aggregate.analyse(path)) for path in run_dirs], ledger=ledger)
 
 
 def page_of(
-    runs: Sequence[tuple[RunRecords, Analysis]], *, claims: Sequence[view.ClaimRow] = ()
+    runs: Sequence[tuple[RunRecords, Analysis]], *, ledger: Ledger | None = None
 ) -> view.Page:
     """The page of runs already judged; runs in the order of their ids."""
     ordered = sorted(runs, key=lambda pair: pair[0].run.run_id)
@@ -38,7 +40,7 @@ def page_of(
         violations=tuple(row for run in found for row in findings.violations(run)),
         runs=tuple(run_card(records, analysis) for records, analysis in ordered),
         telemetry=tuple(series for records, _ in ordered for series in telemetry(records)),
-        claims=tuple(claims),
+        claims=claim_rows(ledger, analyses) if ledger else (),
     )
 
 

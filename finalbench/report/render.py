@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from finalbench.claims import load_ledger
 from finalbench.record import write_atomic
 from finalbench.report import export, html, markdown
+from finalbench.report.build import build_page
 from finalbench.report.tables import all_tables, cells_table
-from finalbench.report.view import ClaimRow, Page
+from finalbench.report.view import Page
 
 
 def render(
-    run_dirs: Sequence[Path], out_dir: Path, *, claims: Sequence[ClaimRow] = (), space: bool = False
+    run_dirs: Sequence[Path], out_dir: Path, *, claims: Path | None = None, space: bool = False
 ) -> list[Path]:
-    """Read the runs, write the files, return their paths. Errors: those of `record.load_run`."""
-    from finalbench.report.build import build_page
+    """Read the runs, write the files, return their paths. `claims` is a ledger to show beside them.
 
-    return render_page(build_page(run_dirs, claims=claims), out_dir, space=space)
+    Errors: those of `record.load_run`, and `BundleBroken` where a stored number is not what the
+    records give.
+    """
+    ledger = load_ledger(claims) if claims else None
+    return render_page(build_page(run_dirs, ledger=ledger), out_dir, space=space)
 
 
 def render_page(page: Page, out_dir: Path, *, space: bool = False) -> list[Path]:
