@@ -18,26 +18,30 @@ import triton.language as tl
 #: True when kernels run under the interpreter (CPU tensors); decided before ``import triton``.
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
-#: Bytes one thread's bulk prefetch covers.
-PREFETCH_UNIT = 1024
-
 
 @triton.jit
 def prefetch_l2(base, first_byte, n_bytes, THREADS: tl.constexpr, UNITS: tl.constexpr):
-    """Prefetch ``THREADS * UNITS`` KiB from ``base + first_byte`` (clamped to ``n_bytes``)."""
+    """Ask for ``UNITS`` x ``THREADS`` lines of 128 bytes at ``base + first_byte`` in L2, clamped
+    to ``n_bytes``; the request does not wait."""
     lane = tl.arange(0, THREADS)
     for i in tl.static_range(UNITS):
-        off = first_byte + (i * THREADS + lane).to(tl.int64) * 1024
-        off = tl.minimum(off, n_bytes - 1024)
-        addr = base.to(tl.int64) + off
+        off = first_byte + (i * THREADS + lane).to(tl.int64) * 128
+        off = tl.minimum(off, n_bytes - 128)
         tl.inline_asm_elementwise(
-            "cp.async.bulk.prefetch.L2.global [$1], 1024; mov.u32 $0, 0;",
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
             "=r,l",
-            [addr],
+            [base.to(tl.int64) + off],
             dtype=tl.int32,
             is_pure=False,
             pack=1,
         )
+
+
+@triton.jit
+def prefetch_tail(pid, pf_ptr, pf_bytes, pf_from, THREADS: tl.constexpr):
+    """Programs from ``pf_from`` on prefetch one slice of ``THREADS`` lines each."""
+    if pid >= pf_from:
+        prefetch_l2(pf_ptr, (pid - pf_from).to(tl.int64) * (THREADS * 128), pf_bytes, THREADS, 1)
 
 
 @triton.jit
@@ -67,30 +71,41 @@ def softplus(x):
 
 
 @triton.jit
-def philox_word(seed_lo, seed_hi, c0, c1):
-    """First 32-bit word of Philox-4x32-10 with key (lo, hi) and counter (c0, c1, 0, 0)."""
-    k0 = seed_lo.to(tl.uint32)
-    k1 = seed_hi.to(tl.uint32)
-    x0 = c0.to(tl.uint32)
-    x1 = c1.to(tl.uint32)
-    x2 = tl.zeros_like(x0)
-    x3 = tl.zeros_like(x0)
+def row_key(seed_ptr, b, position, salt):
+    """Key words (uint32 scalars) of one row of noise: the first two words of Philox-4x32-10 with
+    key (seed low, seed high) and counter (position, choice, 0, 0). ``seed_ptr [B, 3]`` i32 holds
+    (seed low, seed high, choice); ``salt`` is xored into the choice. The same numbers as ``ops/sample/noise.py``."""
+    k0 = tl.load(seed_ptr + 3 * b).to(tl.uint32)
+    k1 = tl.load(seed_ptr + 3 * b + 1).to(tl.uint32)
+    x1 = (tl.load(seed_ptr + 3 * b + 2) ^ salt).to(tl.uint32)
+    x0 = position.to(tl.uint32)
+    x2 = x0 ^ x0
+    x3 = x2
     for _ in tl.static_range(10):
-        a = x0.to(tl.uint64) * 0xD2511F53
-        b = x2.to(tl.uint64) * 0xCD9E8D57
-        y0 = (b >> 32).to(tl.uint32) ^ x1 ^ k0
-        y2 = (a >> 32).to(tl.uint32) ^ x3 ^ k1
-        x1 = b.to(tl.uint32)
-        x3 = a.to(tl.uint32)
+        p0 = x0.to(tl.uint64) * 0xD2511F53
+        p1 = x2.to(tl.uint64) * 0xCD9E8D57
+        y0 = (p1 >> 32).to(tl.uint32) ^ x1 ^ k0
+        x2 = (p0 >> 32).to(tl.uint32) ^ x3 ^ k1
+        x1 = p1.to(tl.uint32)
+        x3 = p0.to(tl.uint32)
         x0 = y0
-        x2 = y2
-        k0 = k0 + 0x9E3779B9
-        k1 = k1 + 0xBB67AE85
-    return x0
+        k0 = k0 + tl.full([], 0x9E3779B9, tl.uint32)
+        k1 = k1 + tl.full([], 0xBB67AE85, tl.uint32)
+    return x0, x1
 
 
 @triton.jit
-def gumbel(word):
-    """Standard Gumbel noise from a 32-bit word: -log(-log(u)), u = (word >> 8 + 0.5) / 2**24."""
-    u = ((word >> 8).to(tl.float32) + 0.5) * (1.0 / 16777216.0)
-    return -tl.log(-tl.log(u))
+def mix(x):
+    """32-bit finaliser (lowbias32) on uint32."""
+    x = x ^ (x >> 16)
+    x = x * tl.full([], 0x7FEB352D, tl.uint32)
+    x = x ^ (x >> 15)
+    x = x * tl.full([], 0x846CA68B, tl.uint32)
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def uniform(key0, key1, ids):
+    """``((w >> 9) + 0.5) * 2**-23`` of the word of each id under a row key."""
+    word = mix(mix(ids.to(tl.uint32) ^ key0) ^ key1)
+    return ((word >> 9).to(tl.float32) + 0.5) * (1.0 / 8388608.0)

@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vkengine.ops.triton_common import INTERPRETED, prefetch_l2, silu, sum8
+from vkengine.ops.triton_common import prefetch_tail, silu, sum8
 
 
 @triton.jit
@@ -149,6 +149,7 @@ def gemv_kernel(
     hx_ptr,
     pf_ptr,
     pf_bytes,
+    pf_from,
     N,
     y_stride,
     eps,
@@ -165,8 +166,8 @@ def gemv_kernel(
     THREADS: tl.constexpr,
 ):
     pid = tl.program_id(0)
-    if PF > 0:
-        prefetch_l2(pf_ptr, pid.to(tl.int64) * (THREADS * PF * 1024), pf_bytes, THREADS, PF)
+    if PF:
+        prefetch_tail(pid, pf_ptr, pf_bytes, pf_from, THREADS)
     rows = pid * BN + tl.arange(0, BN)
     row_mask = rows < N
     y = tile_dot(w_ptr, rows, row_mask, x_ptr, gain_ptr, eps, R, K, BN, BK, NORM, HEAD, TILES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vkengine.ops.triton_common import philox_word
+from vkengine.ops.triton_common import row_key
 
 
 @triton.jit
@@ -21,18 +21,19 @@ def accept_kernel(
     folded_ptr,
     row_ptr,
     chain_pos_ptr,
-    out_ptr,
-    count_ptr,
+    record_ptr,
+    record_stride,
     B,
     token_stride,
     M: tl.constexpr,
     MP: tl.constexpr,
+    SALT: tl.constexpr,
 ):
     """Grid B. ``tokens [B, M]``: last committed token, then the drafts; ``y [B, M]``: the
     target's tokens. ``acceptance < 0`` compares; otherwise draft j is accepted with that chance,
-    from a counter keyed by (seed, position), and nothing else changes. Writes the committed
-    tokens ``out [B, M]`` (-1 beyond them), their count, the next position, ``folded``, the row
-    the first draft is drawn from, and the positions ``chain_pos [M, B]`` of the draft stage."""
+    a function of (seed, position), and nothing else changes. Writes the committed
+    tokens to the record (-1 beyond them) and their count to its last column, the next position,
+    ``folded``, the row the first draft is drawn from, and the positions ``chain_pos [M, B]`` of the draft stage."""
     b = tl.program_id(0)
     j = tl.arange(0, MP)
     pos = tl.load(pos_ptr + b)
@@ -41,19 +42,16 @@ def accept_kernel(
     chance = tl.load(acceptance_ptr + b)
     agree = (draft == y).to(tl.int32)
     if chance >= 0.0:
-        zero = tl.zeros_like(j)
-        lo = tl.load(seed_ptr + 2 * b)
-        hi = tl.load(seed_ptr + 2 * b + 1)
-        word = philox_word(zero + lo, zero + hi, zero - 1, pos + 1 + j)
-        agree = (((word >> 8).to(tl.float32) + 0.5) * (1.0 / 16777216.0) < chance).to(tl.int32)
+        word, _ = row_key(seed_ptr, b, pos + 1 + j, SALT)
+        agree = ((word >> 8).to(tl.float32) * (1.0 / 16777216.0) < chance).to(tl.int32)
     live = (j < M - 1) & (j < tl.load(limit_ptr + b))
     # The number of leading agreements is the index of the first disagreement.
     n = tl.min(tl.where(live & (agree > 0), MP, j), axis=0)
     committed = tl.where(j < n, draft, tl.where(j == n, y, -1))
     last = tl.sum(tl.where(j == n, y, 0), axis=0)
     tl.debug_barrier()
-    tl.store(out_ptr + b * M + j, committed, mask=j < M)
-    tl.store(count_ptr + b, n + 1)
+    tl.store(record_ptr + b * record_stride + j, committed, mask=j < M)
+    tl.store(record_ptr + b * record_stride + record_stride - 1, n + 1)
     tl.store(tokens_ptr + b * token_stride, last)
     tl.store(limit_ptr + b, M - 1)
     tl.store(next_pos_ptr + b, pos + n + 1)

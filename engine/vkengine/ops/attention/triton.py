@@ -9,11 +9,24 @@ computes depends on its position alone: never on M, on its neighbours, or on how
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from vkengine.ops.triton_common import INTERPRETED, prefetch_l2, sigmoid
+from vkengine.models.layout import AttentionWeights
+from vkengine.ops.triton_common import prefetch_l2, sigmoid
+from vkengine.ops.triton_launch import Prefetch, Stream, centred, counter, gemv, stream_of
+from vkengine.rows import Rows, Workspace
+from vkengine.state import PAD, AttentionState
+
+#: Tokens per chunk of a split, and programs that share the splits of one (row, key head).
+CHUNK = 64
+WALKERS = 64
+
+
+def split_tokens(max_len: int) -> int:
+    """Tokens per split: fixed by the longest sequence the state can hold."""
+    return 64 if max_len <= 8192 else 256
 
 
 @triton.jit
@@ -74,7 +87,7 @@ def attention_kernel(
     pid = tl.program_id(0)
     kvh = tl.program_id(1)
     if PF > 0:
-        first = (pid * NKV + kvh).to(tl.int64) * (THREADS * PF * 1024)
+        first = (pid * NKV + kvh).to(tl.int64) * (THREADS * PF * 128)
         prefetch_l2(pf_ptr, first, pf_bytes, THREADS, PF)
     walker = pid // R
     r = pid % R
@@ -115,7 +128,8 @@ def attention_kernel(
                 tl.store(k_ptr + own, k_j.to(k_ptr.dtype.element_ty))
                 tl.store(v_ptr + own, v_j.to(v_ptr.dtype.element_ty))
         tl.debug_barrier()
-        for split in range(walker, n_splits, WALKERS):
+        split = walker
+        while split < n_splits:
             top = tl.full([GP], float("-inf"), tl.float32)
             total = tl.zeros([GP], tl.float32)
             acc = tl.zeros([GP, D], tl.float32)
@@ -123,8 +137,9 @@ def attention_kernel(
                 t0 = split * SPLIT + c * BT
                 t = t0 + tl.arange(0, BT)
                 at = cache + t[:, None].to(tl.int64) * (NKV * D) + d[None, :]
-                k = tl.load(k_ptr + at)
-                v = tl.load(v_ptr + at)
+                inside = (t < slot_tokens)[:, None]
+                k = tl.load(k_ptr + at, mask=inside, other=0.0)
+                v = tl.load(v_ptr + at, mask=inside, other=0.0)
                 s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
                 s = tl.where((t <= pos)[None, :], s, float("-inf"))
                 new_top = tl.maximum(top, tl.max(s, axis=1))
@@ -145,6 +160,7 @@ def attention_kernel(
             )
             tl.store(stat_ptr + slot_of * 2, top, mask=g < group)
             tl.store(stat_ptr + slot_of * 2 + 1, total, mask=g < group)
+            split += WALKERS
         tl.debug_barrier()
         counter = counter_ptr + r * NKV + kvh
         done = tl.atomic_add(counter, 1, sem="acq_rel")
@@ -153,7 +169,8 @@ def attention_kernel(
             row_of = (r * NH + heads) * MAX_SPLITS
             mask = g < group
             best = tl.full([GP], float("-inf"), tl.float32)
-            for s0 in range(0, n_splits, 8):
+            s0 = walker * 0
+            while s0 < n_splits:
                 for i in tl.static_range(8):
                     m = tl.load(
                         stat_ptr + (row_of + s0 + i) * 2,
@@ -162,10 +179,12 @@ def attention_kernel(
                         cache_modifier=".cg",
                     )
                     best = tl.maximum(best, m)
+                s0 += 8
             best = tl.where(mask, best, 0.0)
             total = tl.zeros([GP], tl.float32)
             acc = tl.zeros([GP, D], tl.float32)
-            for s0 in range(0, n_splits, 8):
+            s0 = walker * 0
+            while s0 < n_splits:
                 for i in tl.static_range(8):
                     live = mask & (s0 + i < n_splits)
                     at = row_of + s0 + i
@@ -182,6 +201,7 @@ def attention_kernel(
                     w = tl.exp(m - best)
                     total = tl.fma(w, n, total)
                     acc = tl.fma(w[:, None] + tl.zeros_like(o), o, acc)
+                s0 += 8
             gate = tl.load(
                 y + heads[:, None] * (2 * D) + D + d[None, :], mask=mask[:, None], other=0.0
             )
@@ -191,3 +211,75 @@ def attention_kernel(
                 out.to(x_ptr.dtype.element_ty),
                 mask=mask[:, None],
             )
+
+
+def run(
+    stream: Stream,
+    w: AttentionWeights,
+    state: AttentionState,
+    rows: Rows,
+    ws: Workspace,
+    *,
+    pf_out: float,
+    pf: Prefetch | None,
+) -> None:
+    """``stream += attention(norm(stream))``; prefetches as in the DeltaNet's ``run``."""
+    c = w.config
+    r = stream.h.shape[0]
+    nh, nkv, d = c.num_heads, c.num_kv_heads, c.head_dim
+    dtype = w.w_qkv.dtype
+    width = w.w_qkv.shape[0]
+    y = ws.get("attention.y", (r, width))
+    gemv(w.w_qkv, stream.hx, y, eps=c.rms_eps, gain=centred(ws, w.norm, dtype))
+    length = state.k.shape[1]
+    split = split_tokens(length - PAD)
+    max_splits = -(-length // split)
+    walkers = min(WALKERS, max_splits)
+    x = ws.get("attention.x", (r, nh * d), dtype)
+    ahead = Prefetch.of(w.w_o, pf_out)
+    units = 0
+    if ahead is not None:
+        units = -(-ahead.n_bytes // (walkers * r * nkv * 256 * 128))
+    attention_kernel[(walkers * r, nkv)](
+        y,
+        centred(ws, w.q_norm, dtype),
+        centred(ws, w.k_norm, dtype),
+        w.cos,
+        w.sin,
+        rows.slot.contiguous(),
+        rows.pos0.contiguous(),
+        state.k,
+        state.v,
+        ws.get("attention.part", (r, nh, max_splits, d)),
+        ws.get("attention.stat", (r, nh, max_splits, 2)),
+        counter(ws, "attention", r * nkv),
+        x,
+        ahead.weight if ahead else y,
+        ahead.n_bytes if ahead else 0,
+        width,
+        length,
+        c.rms_eps,
+        r,
+        M=rows.m,
+        NH=nh,
+        NKV=nkv,
+        D=d,
+        ROT=c.rotary_dim,
+        GP=max(16, triton.next_power_of_2(nh // nkv)),
+        BT=CHUNK,
+        SPLIT=split,
+        MAX_SPLITS=max_splits,
+        WALKERS=walkers,
+        PF=units,
+        THREADS=256,
+        num_warps=8,
+        num_stages=1,
+    )
+    gemv(w.w_o, x, None, stream=stream, pf=pf)
+
+
+def attention(
+    h: Tensor, w: AttentionWeights, state: AttentionState, rows: Rows, ws: Workspace
+) -> None:
+    """Add the layer's output to ``h [R, H]``; see reference.py."""
+    run(stream_of(h, w.w_qkv.dtype, ws), w, state, rows, ws, pf_out=0.0, pf=None)

@@ -15,11 +15,20 @@ matrix alone.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from vkengine.ops.triton_common import INTERPRETED, prefetch_l2, sigmoid, silu, softplus
+from vkengine.models.layout import GdnWeights
+from vkengine.ops.triton_common import prefetch_l2, sigmoid, silu, softplus
+from vkengine.ops.triton_launch import Prefetch, Stream, centred, gemv, stream_of
+from vkengine.rows import Rows, Workspace
+from vkengine.state import RING, GdnState
+
+#: Columns of a value head per program.
+BV = 32
+#: Rows that one round may leave pending: the most rows a round may carry.
+PENDING = 8
 
 
 @triton.jit
@@ -93,7 +102,7 @@ def gdn_kernel(
     b = tl.program_id(1)
     if PF > 0:
         if pid >= HV * tiles:
-            first = (pid - HV * tiles).to(tl.int64) * (THREADS * PF * 1024)
+            first = (pid - HV * tiles).to(tl.int64) * (THREADS * PF * 128)
             prefetch_l2(pf_ptr, first, pf_bytes, THREADS, PF)
     if pid < HV * tiles:
         hv = pid // tiles
@@ -103,7 +112,7 @@ def gdn_kernel(
         conv_dim: tl.constexpr = 2 * HK * DK + HV * DV
         slot = tl.load(slot_ptr + b).to(tl.int64)
         pos0 = tl.load(pos_ptr + b)
-        folded = tl.load(folded_ptr + b)
+        folded = tl.load(folded_ptr + slot)
         dk = tl.arange(0, DK)
         dv = tile * BV + tl.arange(0, BV)
         s_tile = s_ptr + (slot * HV + hv) * (DK * DV) + dk[:, None] * DV + dv[None, :]
@@ -180,3 +189,71 @@ def gdn_kernel(
                 raw_k = tl.load(yj + k_ch)
                 tl.store(conv + i * conv_dim + q_ch, raw_q.to(conv_ptr.dtype.element_ty))
                 tl.store(conv + i * conv_dim + k_ch, raw_k.to(conv_ptr.dtype.element_ty))
+
+
+def run(
+    stream: Stream,
+    w: GdnWeights,
+    state: GdnState,
+    rows: Rows,
+    ws: Workspace,
+    *,
+    pf_out: float,
+    pf: Prefetch | None,
+) -> None:
+    """``stream += gdn(norm(stream))``. ``pf_out``: megabytes of the out-projection to prefetch
+    during the recurrence; ``pf`` goes with the out-projection itself."""
+    c = w.config
+    r = stream.h.shape[0]
+    batch, m = r // rows.m, rows.m
+    hk, hv, dk, dv = c.gdn_key_heads, c.gdn_value_heads, c.gdn_key_dim, c.gdn_value_dim
+    dtype = w.w_in.dtype
+    width = w.w_in.shape[0]
+    y = ws.get("gdn.y", (r, width))
+    gemv(w.w_in, stream.hx, y, eps=c.rms_eps, gain=centred(ws, w.norm, dtype))
+    bv = min(BV, dv)
+    x = ws.get("gdn.x", (r, hv * dv), dtype)
+    squares = ws.get("gdn.squares", (r, hv, dv // bv))
+    ahead = Prefetch.of(w.w_out, pf_out)
+    units, extra = 4, 0
+    if ahead is not None:
+        extra = -(-ahead.n_bytes // (128 * 128 * units))
+    assert m + PENDING <= RING, "ring too short for the rows of two rounds"
+    gdn_kernel[(hv * (dv // bv) + extra, batch)](
+        y,
+        w.conv,
+        w.a_log,
+        w.dt_bias,
+        w.gate_norm,
+        x,
+        squares,
+        rows.slot.contiguous(),
+        rows.pos0.contiguous(),
+        state.folded,
+        state.conv,
+        state.S,
+        state.ring_k,
+        state.ring_u,
+        state.ring_g,
+        ahead.weight if ahead else y,
+        ahead.n_bytes if ahead else 0,
+        width,
+        M=m,
+        HK=hk,
+        HV=hv,
+        DK=dk,
+        DV=dv,
+        BV=bv,
+        TAPS=c.conv_width,
+        RING=RING,
+        PENDING=PENDING,
+        PF=units if ahead else 0,
+        THREADS=128,
+        num_warps=4,
+    )
+    gemv(w.w_out, x, None, eps=c.rms_eps, squares=squares, head=dv, stream=stream, pf=pf)
+
+
+def gdn(h: Tensor, w: GdnWeights, state: GdnState, rows: Rows, ws: Workspace) -> None:
+    """Add the layer's output to ``h [R, H]``; see reference.py."""
+    run(stream_of(h, w.w_in.dtype, ws), w, state, rows, ws, pf_out=0.0, pf=None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vkengine.ops.triton_common import gumbel, philox_word
+from vkengine.ops.triton_common import row_key, uniform
 
 
 @triton.jit
@@ -52,12 +52,10 @@ def sample_kernel(
         ids = tl.load(ids_ptr + v, mask=mask, other=0).to(tl.int32)
     temperature = tl.load(temperature_ptr + b)
     if temperature > 0.0:
-        lo = tl.load(seed_ptr + 2 * b)
-        hi = tl.load(seed_ptr + 2 * b + 1)
         position = tl.load(pos_ptr + b) + add + r % M
-        zero = tl.zeros_like(ids)
-        word = philox_word(zero + lo, zero + hi, ids, zero + position)
-        logit = tl.where(mask, logit / temperature + gumbel(word), float("-inf"))
+        key0, key1 = row_key(seed_ptr, b, position, 0)
+        noise = -tl.log(-tl.log(uniform(key0, key1, ids)))
+        logit = tl.where(mask, logit / temperature + noise, float("-inf"))
     best = tl.max(logit, axis=0)
     # Ids ascend with v, so the lowest index among equals is the lowest id.
     index = tl.min(tl.where(logit == best, v, 0x7FFFFFFF), axis=0)

@@ -15,9 +15,26 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from vkengine.ops.triton_common import INTERPRETED, prefetch_l2, sigmoid, silu, sum8
+from vkengine.models.layout import MoeWeights
+from vkengine.ops.triton_common import prefetch_l2, prefetch_tail, sigmoid, silu, sum8
+from vkengine.ops.triton_config import chunk
 from vkengine.ops.triton_gemv import tile_dot
+from vkengine.rows import Rows, Workspace
+from vkengine.ops.triton_launch import (
+    Prefetch,
+    Stream,
+    centred,
+    counter,
+    prefetch_args,
+    stream_of,
+)
+
+
+ROUTER_BN = 4
+GATE_UP_BN = 4
+DOWN_BN = 4
 
 
 @triton.jit
@@ -32,6 +49,7 @@ def select_experts(
     E: tl.constexpr,
     EP: tl.constexpr,
     TOPK: tl.constexpr,
+    TP: tl.constexpr,
     PAIRS: tl.constexpr,
 ):
     """Top-k per row from the finished logits, and the pairs in order of their expert."""
@@ -53,16 +71,17 @@ def select_experts(
     keys = (ordered << 32) | (EP - 1 - e)[None, :].to(tl.int64)
     keys = tl.where((e < E)[None, :], keys, -0x7FFFFFFFFFFFFFFF - 1)
     top = tl.max(logits, axis=1)
+    floor = tl.where(top == float("-inf"), 0.0, top)
     total = tl.zeros([RP], tl.float32)
-    j = tl.arange(0, TOPK)
-    ids = tl.zeros([RP, TOPK], tl.int32)
-    weights = tl.zeros([RP, TOPK], tl.float32)
+    j = tl.arange(0, TP)
+    ids = tl.zeros([RP, TP], tl.int32)
+    weights = tl.zeros([RP, TP], tl.float32)
     for i in tl.static_range(TOPK):
         best = tl.max(keys, axis=1)
         expert = (EP - 1) - (best & 0xFFFFFFFF).to(tl.int32)
         high = (best >> 32).to(tl.int32)
         value = tl.where(high < 0, high ^ 0x7FFFFFFF, high).to(tl.float32, bitcast=True)
-        weight = tl.where(value == top, 1.0, tl.exp(value - top))
+        weight = tl.where(value == top, 1.0, tl.exp(value - floor))
         total += weight
         keys = tl.where(keys == best[:, None], -0x7FFFFFFFFFFFFFFF - 1, keys)
         ids = tl.where(j[None, :] == i, expert[:, None], ids)
@@ -103,6 +122,7 @@ def route_kernel(
     counter_ptr,
     pf_ptr,
     pf_bytes,
+    pf_from,
     eps,
     R: tl.constexpr,
     RP: tl.constexpr,
@@ -111,6 +131,7 @@ def route_kernel(
     E: tl.constexpr,
     EP: tl.constexpr,
     TOPK: tl.constexpr,
+    TP: tl.constexpr,
     PAIRS: tl.constexpr,
     BE: tl.constexpr,
     BN: tl.constexpr,
@@ -120,8 +141,8 @@ def route_kernel(
 ):
     pid = tl.program_id(0)
     n_router = (E + 1 + BE - 1) // BE
-    if PF > 0:
-        prefetch_l2(pf_ptr, pid.to(tl.int64) * (THREADS * PF * 1024), pf_bytes, THREADS, PF)
+    if PF:
+        prefetch_tail(pid, pf_ptr, pf_bytes, pf_from, THREADS)
     if pid < n_router:
         rows = pid * BE + tl.arange(0, BE)
         mask = rows < E + 1
@@ -133,7 +154,7 @@ def route_kernel(
         if done == n_router - 1:
             tl.store(counter_ptr, 0)
             select_experts(
-                logits_ptr, ids_ptr, weights_ptr, shared_ptr, sorted_ptr, R, RP, E, EP, TOPK, PAIRS
+                logits_ptr, ids_ptr, weights_ptr, shared_ptr, sorted_ptr, R, RP, E, EP, TOPK, TP, PAIRS
             )
     else:
         rows = (pid - n_router) * BN + tl.arange(0, BN)
@@ -178,11 +199,11 @@ def gate_up_kernel(
     if PF_FROM * BN < I:
         if tile >= PF_FROM:
             # Later tiles prefetch this expert's down projection: DRAM stays busy at the boundary.
-            share: tl.constexpr = (I // BN - PF_FROM) * THREADS * 1024
+            share: tl.constexpr = (I // BN - PF_FROM) * THREADS * 128
             units: tl.constexpr = (K * I * 2 + share - 1) // share
             prefetch_l2(
                 down_ptr.to(tl.int64) + expert * (K * I * 2),
-                (tile - PF_FROM).to(tl.int64) * (units * THREADS * 1024),
+                (tile - PF_FROM).to(tl.int64) * (units * THREADS * 128),
                 K * I * 2,
                 THREADS,
                 units,
@@ -205,6 +226,7 @@ def down_kernel(
     hx_ptr,
     pf_ptr,
     pf_bytes,
+    pf_from,
     R,
     H: tl.constexpr,
     I: tl.constexpr,  # noqa: E741
@@ -216,8 +238,8 @@ def down_kernel(
     THREADS: tl.constexpr,
 ):
     pid = tl.program_id(0)
-    if PF > 0:
-        prefetch_l2(pf_ptr, pid.to(tl.int64) * (THREADS * PF * 1024), pf_bytes, THREADS, PF)
+    if PF:
+        prefetch_tail(pid, pf_ptr, pf_bytes, pf_from, THREADS)
     r = pid % R
     rows = (pid // R) * BN + tl.arange(0, BN)
     mask = rows < H
@@ -243,3 +265,111 @@ def down_kernel(
     v = tl.load(h_ptr + r * H + rows, mask=mask, other=0.0) + y
     tl.store(h_ptr + r * H + rows, v, mask=mask)
     tl.store(hx_ptr + r * H + rows, v.to(hx_ptr.dtype.element_ty), mask=mask)
+
+
+def run(
+    stream: Stream, w: MoeWeights, ws: Workspace, *, pf: Prefetch | None, down_share: float
+) -> None:
+    """``stream += moe(norm(stream))``; ``pf`` is prefetched by the last kernel, ``down_share`` of
+    the down projections by the gate/up kernel's later tiles."""
+    c = w.config
+    rows, hidden = stream.h.shape
+    e, k, width = c.num_experts, c.experts_per_token, c.expert_size
+    if w.shared_gate_up is not None:
+        raise ValueError("moe: the kernels need a shared expert as wide as the routed ones")
+    dtype = w.gate_up.dtype
+    gain = centred(ws, w.norm, dtype)
+    bk = chunk(hidden, 4)
+    max_rows = 8
+    for first in range(0, rows, max_rows):
+        r = min(max_rows, rows - first)
+        part = slice(first, first + r)
+        n_pairs = r * k
+        pairs = max(16, triton.next_power_of_2(n_pairs))
+        logits = ws.get("moe.logits", (r, e + 1))
+        ids = ws.get("moe.ids", (r, k), torch.int32)
+        weights = ws.get("moe.weights", (r, k))
+        shared = ws.get("moe.shared", (r,))
+        order = ws.get("moe.order", (n_pairs,), torch.int32)
+        act = ws.get("moe.act", (r * (k + 1), width), dtype)
+        be, bn = ROUTER_BN, 4 if r <= 4 else 2
+        x = stream.hx[part]
+        grid = triton.cdiv(e + 1, be) + triton.cdiv(width, bn)
+        route_kernel[(grid,)](
+            w.router,
+            w.gate_up[e],
+            x,
+            gain,
+            logits,
+            ids,
+            weights,
+            shared,
+            order,
+            act,
+            counter(ws, "moe", 1),
+            eps=c.rms_eps,
+            R=r,
+            RP=triton.next_power_of_2(r),
+            K=hidden,
+            I=width,
+            E=e,
+            EP=triton.next_power_of_2(e),
+            TOPK=k,
+            TP=triton.next_power_of_2(k),
+            PAIRS=pairs,
+            BE=be,
+            BN=bn,
+            BK=bk,
+            THREADS=128,
+            num_warps=4,
+            **prefetch_args(None, grid, 128, x),
+        )
+        bn = GATE_UP_BN
+        tiles = triton.cdiv(width, bn)
+        late = tiles if down_share <= 0 or x.device.type == "cpu" else int(tiles * (1 - down_share))
+        gate_up_kernel[(tiles * n_pairs,)](
+            w.gate_up,
+            x,
+            gain,
+            order,
+            act,
+            w.down,
+            c.rms_eps,
+            n_pairs,
+            K=hidden,
+            I=width,
+            TOPK=k,
+            PAIRS=pairs,
+            BN=bn,
+            BK=bk,
+            PF_FROM=min(late, tiles - 1) if late < tiles else tiles,
+            THREADS=128,
+            num_warps=4,
+        )
+        bn = DOWN_BN
+        warps = max(1, min(4, width // 256))
+        grid = triton.cdiv(hidden, bn) * r
+        down_kernel[(grid,)](
+            w.down,
+            act,
+            ids,
+            weights,
+            shared,
+            stream.h[part],
+            stream.hx[part],
+            R=r,
+            H=hidden,
+            I=width,
+            E=e,
+            TOPK=k,
+            BN=bn,
+            BK=chunk(width, warps),
+            THREADS=warps * 32,
+            num_warps=warps,
+            **prefetch_args(pf if first + r == rows else None, grid, warps * 32, x),
+        )
+
+
+def moe(h: Tensor, w: MoeWeights, state: None, rows: Rows, ws: Workspace) -> None:
+    """Add the layer's output to ``h [R, H]``; see reference.py."""
+    run(stream_of(h, w.gate_up.dtype, ws), w, ws, pf=None, down_share=0.0)

@@ -1,0 +1,38 @@
+"""Fixed launch shapes, keyed by the weight's shape: never chosen by a run-time search.
+
+``BK`` and the number of warps decide the order of additions and depend on K alone; ``BN`` (weight
+rows per program) only decides how the work is cut and may follow the number of rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Overrides by (N, K), set by the benchmark's sweeps only.
+OVERRIDES: dict[tuple[int, int], tuple[int, int, int]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class GemvConfig:
+    bn: int
+    bk: int
+    warps: int
+
+
+def chunk(k: int, warps: int) -> int:
+    """Largest power of two that divides ``k``, at most eight values a thread."""
+    bk = 8
+    while bk * 2 <= warps * 256 and k % (bk * 2) == 0:
+        bk *= 2
+    return bk
+
+
+def gemv_config(n: int, k: int, rows: int) -> GemvConfig:
+    """Launch shape of ``[n, k] @ [k, rows]``."""
+    if (n, k) in OVERRIDES:
+        return GemvConfig(*OVERRIDES[n, k])
+    warps = 4
+    bn = 8 if rows <= 2 and n >= 8192 else 4
+    if rows > 4:
+        bn = 2
+    return GemvConfig(bn, chunk(k, warps), warps)

@@ -1,0 +1,186 @@
+"""Block kernels against the torch references, under the interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from vkengine.ops.attention import reference as attention_reference
+from vkengine.ops.gdn import reference as gdn_reference
+from vkengine.ops.mlp import reference as mlp_reference
+from vkengine.ops.moe import reference as moe_reference
+from vkengine.rows import Rows, Workspace
+from vkengine.state import State
+
+from kernel_shapes import Make, close, small_config
+
+torch.set_num_threads(1)
+CPU = torch.device("cpu")
+
+
+def make(dtype: torch.dtype = torch.float32, **changes: object) -> Make:
+    return Make(small_config(**changes), "cpu", dtype)
+
+
+def poisoned() -> Workspace:
+    return Workspace(CPU)
+
+
+def poison(ws: Workspace) -> None:
+    for key, buffer in ws.buffers.items():
+        if not str(key[0]).startswith(("counter", "gain")):
+            buffer.fill_(float("nan") if buffer.is_floating_point() else -1)
+
+
+def same_state(a: State, b: State, tolerance: float) -> None:
+    for name in ("k", "v", "conv", "S", "ring_k", "ring_u", "ring_g"):
+        x, y = getattr(a, name).float(), getattr(b, name).float()
+        assert torch.allclose(x, y, rtol=tolerance, atol=tolerance), name
+
+
+@pytest.mark.parametrize(("rows", "dtype"), [(1, torch.float32), (3, torch.bfloat16)])
+def test_moe(rows: int, dtype: torch.dtype) -> None:
+    from vkengine.ops.moe import triton as kernels
+
+    t = make(dtype)
+    w = t.moe()
+    h = t.normal(rows, 96)
+    want = h.clone()
+    moe_reference.moe(want, w, None, None, Workspace(CPU))
+    ws = poisoned()
+    for _ in range(2):  # the second run finds poison in scratch and its counters at zero
+        got = h.clone()
+        kernels.moe(got, w, None, None, ws)  # type: ignore[arg-type]
+        close(got - h, want - h, 2e-2 if dtype == torch.bfloat16 else 1e-5)
+        poison(ws)
+
+
+def test_routing_ties_and_nan() -> None:
+    from vkengine.ops.moe import triton as kernels
+
+    t = make()
+    w = t.moe()
+    w.router[1:9] = w.router[0]
+    h = t.normal(3, 96)
+    h[2] = float("nan")
+    ws = poisoned()
+    kernels.moe(h, w, None, None, ws)  # type: ignore[arg-type]
+    ids = ws.get("moe.ids", (3, 3), torch.int32)
+    logits = ws.get("moe.logits", (3, 11))
+    for r in range(2):
+        order = sorted(range(10), key=lambda e: (-float(logits[r, e]), e))
+        assert ids[r].tolist() == order[:3]
+    assert ids[2].tolist() == [0, 1, 2]
+    pairs = ws.get("moe.order", (9,), torch.int32) // 16
+    assert pairs.tolist() == sorted(pairs.tolist())
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_mlp(rows: int) -> None:
+    from vkengine.ops.mlp import triton as kernels
+
+    t = make()
+    w = t.mlp()
+    h = t.normal(rows, 96)
+    want = h.clone()
+    mlp_reference.mlp(want, w, None, None, Workspace(CPU))
+    kernels.mlp(h, w, None, None, poisoned())  # type: ignore[arg-type]
+    close(h, want, 1e-5)
+
+
+def rounds(pairs: list[tuple[int, int]], m: int) -> Rows:
+    return Rows.on_host(pairs, m)
+
+
+def test_gdn_rounds_and_rollback() -> None:
+    """Three rounds, the second partly rejected: state and outputs follow the reference."""
+    from vkengine.ops.gdn import triton as kernels
+
+    t = make()
+    w = t.gdn()
+    mine, theirs = t.state(), t.state()
+    ws = poisoned()
+    for pos0, m in ((0, 2), (2, 3), (3, 1)):
+        h = t.normal(2 * m, 96)
+        want = h.clone()
+        rows = rounds([(1, pos0), (0, pos0)], m)
+        gdn_reference.gdn(want, w, theirs.layers[0], rows, Workspace(CPU))  # type: ignore[arg-type]
+        kernels.gdn(h, w, mine.layers[0], rows, ws)  # type: ignore[arg-type]
+        close(h, want, 1e-5)
+        same_state(mine, theirs, 1e-5)
+        for state in (mine, theirs):
+            state.folded[:2] = pos0
+        poison(ws)
+
+
+def test_attention_rounds() -> None:
+    """Rows before, across and after a split's boundary, with two sequences apart."""
+    from vkengine.ops.attention import triton as kernels
+
+    t = make()
+    w = t.attention()
+    mine, theirs = t.state(), t.state()
+    for state in (mine, theirs):
+        generator = torch.Generator().manual_seed(3)
+        for part in (state.k, state.v):
+            part.copy_(torch.randn(part.shape, generator=generator))
+    ws = poisoned()
+    for first, second, m in ((0, 5, 1), (62, 7, 3)):
+        h = t.normal(2 * m, 96)
+        want = h.clone()
+        rows = rounds([(1, first), (0, second)], m)
+        attention_reference.attention(want, w, padded(theirs), rows, Workspace(CPU))
+        kernels.attention(h, w, mine.layers[1], rows, ws)  # type: ignore[arg-type]
+        close(h, want, 1e-5)
+        for name in ("k", "v"):
+            a, b = getattr(mine, name), getattr(theirs, name)
+            assert torch.allclose(a[:, :2], b[:, :2], atol=1e-5), name
+        poison(ws)
+
+
+def padded(state: State) -> object:
+    """The attention layer's state, long enough for the reference's splits of 256."""
+
+    class View:
+        def __init__(self, base: Tensor) -> None:
+            self.base = base
+
+        def __getitem__(self, slot: int) -> Tensor:
+            more = torch.zeros(256 - self.base.shape[1], *self.base.shape[2:])
+            return torch.cat((self.base[slot], more))
+
+        def __setitem__(self, key: object, value: Tensor) -> None:
+            self.base[key] = value  # type: ignore[index]
+
+        @property
+        def dtype(self) -> torch.dtype:
+            return self.base.dtype
+
+    class Layer:
+        k = View(state.k[0])
+        v = View(state.v[0])
+
+    return Layer()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5])
+def test_gemv_rows_do_not_depend_on_their_number(rows: int) -> None:
+    """Bits of row 0 alone equal its bits beside others, norm and residual included."""
+    from vkengine.ops.triton_launch import Stream, gemv
+
+    t = make(torch.bfloat16)
+    w = t.matrix(37, 96)
+    x = t.normal(rows, 96).bfloat16()
+    gain = t.normal(96, std=0.1).bfloat16()
+    out = torch.full((rows, 37), float("nan"))
+    gemv(w, x, out, eps=1e-6, gain=gain)
+    for r in range(rows):
+        alone = torch.full((1, 37), float("nan"))
+        gemv(w, x[r : r + 1], alone, eps=1e-6, gain=gain)
+        assert torch.equal(alone[0], out[r])
+    scaled = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)
+    close(out, (scaled * (gain.float() + 1)) @ w.float().T, 1e-5)
+    stream = Stream(torch.ones(rows, 37), torch.full((rows, 37), float("nan")).bfloat16())
+    gemv(w, x, None, stream=stream)
+    close(stream.h - 1, x.float() @ w.float().T, 1e-5)
+    assert torch.allclose(stream.hx.float(), stream.h, rtol=1e-2)
