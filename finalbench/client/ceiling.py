@@ -21,6 +21,7 @@ from finalbench.testing.launch import toy
 
 HEADROOM = 3.0  # a cell needs a ceiling this many times its own chunk rate
 BURST_STREAMS = 1024
+MAX_ADDED_MS = 10.0  # p99 of lateness above which a time stamp is not the server's
 _LONG = 1_000_000  # tokens; such a request always outlives the measurement
 
 
@@ -47,9 +48,29 @@ class Ceiling:
         return asdict(self)
 
 
-def client_bound(ceiling: Ceiling, chunks_per_s: float, headroom: float = HEADROOM) -> bool:
-    """True when a cell of that chunk rate is too near the client's own limit to be believed."""
-    return chunks_per_s * headroom > ceiling.chunks_per_s
+def client_bound(
+    ceiling: Ceiling,
+    chunks_per_s: float,
+    *,
+    headroom: float = HEADROOM,
+    max_added_ms: float = MAX_ADDED_MS,
+) -> str | None:
+    """Why a cell of that chunk rate measures the client rather than the server, or None.
+
+    A slow client may keep up by reading many chunks at once; then its time stamps are late, so
+    the added latency is judged as well as the rate.
+    """
+    if chunks_per_s * headroom > ceiling.chunks_per_s:
+        return (
+            f"the client reads at most {ceiling.chunks_per_s:.0f} chunks/s, less than "
+            f"{headroom:g} times the cell's {chunks_per_s:.0f}"
+        )
+    if not ceiling.added_p99_ms <= max_added_ms:
+        return (
+            f"the client's time stamps are up to {ceiling.added_p99_ms:.1f} ms late, more than "
+            f"{max_added_ms:g} ms"
+        )
+    return None
 
 
 async def measure(
@@ -67,7 +88,7 @@ async def measure(
     """
     burst = streams if burst_streams is None else burst_streams
     chunking = f"tokens_per_chunk={tokens_per_chunk},stamp=true"
-    with toy(f"fast,{chunking}") as server, httpx2.Client(timeout=30.0) as http:
+    with toy(f"fast,{chunking}") as server, httpx2.Client(timeout=30.0, trust_env=False) as http:
 
         async def run(behaviour: str, count: int) -> list[Outcome]:
             http.post(f"{server.base_url}/toy/behaviour", content=behaviour).raise_for_status()

@@ -226,7 +226,7 @@ def test_capacity_of_a_queue_with_a_known_answer(server: ToyThread) -> None:
 def test_capacity_within_two_percent() -> None:
     """L08, on a server of its own and for longer."""
     with toy("ok,slots=4,step_ms=20,prefill_ms=40") as running:
-        rates = [steady_rate(running.base_url, 160) for _ in range(3)]
+        rates = [steady_rate(running.base_url, 96) for _ in range(3)]
     assert statistics.median(rates) == pytest.approx(4 * 10 / 0.220, rel=0.02)
 
 
