@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from finalbench.cli import inspect, measure, publish
+from finalbench.cli import claim, inspect, measure, publish
 
 app = typer.Typer(
     name="finalbench",
@@ -37,3 +37,4 @@ def root(
 measure.register(app)
 inspect.register(app)
 publish.register(app)
+claim.register(app)

@@ -1,18 +1,29 @@
-"""`verify`, `compare`, `gate`, `claim`, `upload`, `pull`: thin, they call one function each."""
+"""`verify`, `compare` and `gate`: thin, each calls one function."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from finalbench.cli.options import JsonOption, print_json
 
+if TYPE_CHECKING:
+    from finalbench.gate import GateResult
+
+STEP_SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
+
+BaselineOption = Annotated[Path, typer.Option(help="A run folder, or a file that pins one.")]
+MarginOption = Annotated[float | None, typer.Option(help="What counts as equal, e.g. 0.03.")]
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
     app.command()(verify)
+    app.command()(compare)
+    app.command()(gate)
 
 
 def verify(
@@ -24,18 +35,98 @@ def verify(
 
     results = [(run, verify_bundle(run)) for run in runs]
     if as_json:
-        print_json(
-            {
-                "schema_version": 1,
-                "runs": [
-                    {"run": str(run)} | result.model_dump(mode="json") for run, result in results
-                ],
-            }
-        )
+        found = [{"run": str(run)} | result.model_dump(mode="json") for run, result in results]
+        print_json({"schema_version": 1, "runs": found})
     else:
         for run, result in results:
-            typer.echo(f"{run}: {'ok' if result.ok else 'BROKEN'}")
+            signed = f", signed by {result.signed_by[:16]}" if result.signed_by else ""
+            typer.echo(f"{run}: {'ok' if result.ok else 'BROKEN'}{signed}")
             for problem in result.problems:
-                typer.echo(f"  {problem.file}: {problem.message}")
+                field = f", {problem.field}" if problem.field else ""
+                typer.echo(f"  {problem.file}{field}: {problem.message}")
     if not all(result.ok for _, result in results):
         raise typer.Exit(5)
+
+
+def compare(
+    baseline: Annotated[Path, typer.Argument(help="The older run.")],
+    candidate: Annotated[Path, typer.Argument(help="The newer run.")],
+    margin: MarginOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Every cell of two runs side by side. Informs; only `gate` passes or fails."""
+    result = _judge(baseline, candidate, margin, family="all")
+    _show(result, as_json=as_json)
+    if result.outcome == "incomparable":
+        raise typer.Exit(result.exit_code)
+
+
+def gate(
+    baseline: BaselineOption,
+    candidate: Annotated[Path | None, typer.Option(help="The run to judge.")] = None,
+    margin: MarginOption = None,
+    target: Annotated[
+        float | None, typer.Option(help="Refuse to judge if an effect of this size is not seen.")
+    ] = None,
+    family: Annotated[str, typer.Option(help="Cells that can fail: `base` or `all`.")] = "base",
+    anchor: Annotated[Path | None, typer.Option(help="An old release's run, for drift.")] = None,
+    confirm: Annotated[
+        list[Path] | None, typer.Option(help="Further candidate runs; all must show it.")
+    ] = None,
+    junit: Annotated[Path | None, typer.Option(help="Also write JUnit XML here.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Also write Markdown here.")] = None,
+    pin: Annotated[
+        Path | None, typer.Option(help="Pin this sealed run as the baseline; judges nothing.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Pass or fail a candidate: exit 0, 1 regression or divergence, 5 incomparable, 6 open."""
+    from finalbench.errors import UsageError
+    from finalbench.gate import refresh_pin, to_junit, to_markdown, write_step_summary
+    from finalbench.record import write_atomic
+
+    if pin is not None:
+        refresh = refresh_pin(baseline, pin)
+        if as_json:
+            print_json({"schema_version": 1, **refresh.model_dump(mode="json")})
+        else:
+            typer.echo(refresh.text)
+        return
+    if candidate is None:
+        raise UsageError("gate: name the run to judge with --candidate")
+    if family not in ("base", "all"):
+        raise UsageError(f"--family {family}: must be base or all")
+    result = _judge(
+        baseline,
+        candidate,
+        margin,
+        family=family,
+        target=target,
+        anchor=anchor,
+        confirmations=confirm or [],
+    )
+    if junit is not None:
+        write_atomic(junit, to_junit(result).encode())
+    if markdown is not None:
+        write_atomic(markdown, to_markdown(result).encode())
+    if summary := os.environ.get(STEP_SUMMARY_VARIABLE):
+        write_step_summary(result, Path(summary))
+    _show(result, as_json=as_json)
+    raise typer.Exit(result.exit_code)
+
+
+def _judge(baseline: Path, candidate: Path, margin: float | None, **options: object) -> GateResult:
+    from finalbench.gate import gate as judge
+
+    if margin is not None:
+        options["margin"] = margin
+    return judge(baseline, candidate, **options)  # ty: ignore[invalid-argument-type]
+
+
+def _show(result: GateResult, *, as_json: bool) -> None:
+    from finalbench.gate import to_json, to_markdown
+
+    if as_json:
+        print_json(to_json(result))
+    else:
+        typer.echo(to_markdown(result).rstrip("\n"))
