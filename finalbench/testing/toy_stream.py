@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -173,9 +174,11 @@ class StreamReply:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _next_tick(self, due: float) -> float:
+        """The first common tick at or after `due` that is still to come."""
         period = self.run.state.step_seconds(self.run.k, 1) or 0.001
         origin = self.run.state.started
-        return origin + (int((max(due, time.monotonic()) - origin) / period) + 1) * period
+        passed = (max(due, time.monotonic()) - origin) / period
+        return origin + math.ceil(passed - 1e-6) * period
 
     async def _send(self, send: Send, event: bytes) -> None:
         size = self.run.state.behaviour.split_bytes
