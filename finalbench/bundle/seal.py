@@ -17,7 +17,8 @@ from typing import Any, Literal
 from finalbench.bundle.derived import METRICS_FILE, derive, metrics_differences, write_metrics
 from finalbench.bundle.signature import SIGNATURE_FILE, check_signature
 from finalbench.errors import BundleBroken, UsageError
-from finalbench.record import load_run, write_atomic
+from finalbench.record import Run, load_run, write_atomic
+from finalbench.record.journal import RUN_FILE
 from finalbench.scenario import Frozen
 
 MANIFEST_FILE = "manifest.json"
@@ -84,7 +85,7 @@ class Verification(Frozen):
 
 def seal(run_dir: Path, *, now_utc: str | None = None) -> Manifest:
     """Write metrics.json and manifest.json. The run must have ended; UsageError otherwise."""
-    run = load_run(run_dir).run
+    run = _run(run_dir)
     if run.status == "running":
         raise UsageError(f"{run_dir} is still running; only an ended run can be sealed")
     unseal(run_dir)
@@ -150,6 +151,16 @@ def verify(run_dir: Path, *, recompute: bool = True) -> Verification:
         bytes=sum(entry.bytes for entry in manifest.files.values()),
         signed_by=signed_by,
     )
+
+
+def _run(run_dir: Path) -> Run:
+    path = run_dir / RUN_FILE
+    if not path.is_file():
+        raise UsageError(f"{run_dir} is not a run folder: it has no {RUN_FILE}")
+    try:
+        return Run.model_validate_json(path.read_bytes())
+    except ValueError as error:
+        raise BundleBroken(f"{path}: {error}") from error
 
 
 def _hash_problems(run_dir: Path, manifest: Manifest) -> Iterator[Problem]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from finalbench.equality.rows import Divergence, EqualityRow, first_difference
-from finalbench.metrics import timing
+from finalbench.metrics import is_valid
 from finalbench.plan import Cell
 from finalbench.record import RequestRecord
 
@@ -22,8 +22,8 @@ def judge_drafts(
         return _row(cell, "none", "not_applicable", reason="synthetic acceptance changes tokens")
     if undrafted is None:
         return _row(cell, "none", "not_judged", reason="the plan has no cell without drafts")
-    mine = [r for r in outputs.get(cell.id, ()) if timing(r).valid]
-    theirs = [r for r in outputs.get(undrafted.id, ()) if timing(r).valid]
+    mine = [r for r in outputs.get(cell.id, ()) if is_valid(r)]
+    theirs = [r for r in outputs.get(undrafted.id, ()) if is_valid(r)]
     if not mine or not theirs:
         return _row(cell, undrafted.id, "not_judged", reason="no valid output to compare")
     if any(not r.token_ids for r in (*mine, *theirs)):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from finalbench.equality.drafts import difference
 from finalbench.equality.rows import Divergence, EqualityRow
-from finalbench.metrics import timing
+from finalbench.metrics import is_valid
 from finalbench.plan import Cell
 from finalbench.record import RequestRecord, ScorePosition, ScoreRecord
 
@@ -45,7 +45,7 @@ def judge_stock(
         return _row(cell, against, "not_applicable", reason="synthetic acceptance changes tokens")
     if any(getattr(cell.sampling, name) != value for name, value in PLAIN.items()):
         return _row(cell, against, "not_applicable", reason="penalties change the logits")
-    mine = [r for r in outputs.get(cell.id, ()) if timing(r).valid]
+    mine = [r for r in outputs.get(cell.id, ()) if is_valid(r)]
     if not mine:
         return _row(cell, against, "not_judged", reason="no valid output to judge")
     if any(not r.token_ids for r in mine):
@@ -156,7 +156,7 @@ def _by_scores(
 
 def _same_outputs(mine: Sequence[RequestRecord], stock: Sequence[RequestRecord]) -> int | None:
     """How many outputs equal stock's own timed output for the same prompt; None without those."""
-    own = {r.prompt_digest: r for r in stock if timing(r).valid and r.token_ids}
+    own = {r.prompt_digest: r for r in stock if is_valid(r) and r.token_ids}
     if not own:
         return None
     return sum(r.prompt_digest in own and difference(r, own[r.prompt_digest]) is None for r in mine)
@@ -169,7 +169,7 @@ def stock_self_rate(
 
     By scores it is a rate per position; by repeats of a prompt in other blocks, a rate per output.
     """
-    valid = [r for r in outputs if timing(r).valid and r.token_ids]
+    valid = [r for r in outputs if is_valid(r) and r.token_ids]
     judged = [p for r in valid if r.request_id in scores for p in scores[r.request_id].positions]
     if judged:
         return sum(not is_argmax(p) for p in judged) / len(judged), "per position, own scoring"

@@ -9,7 +9,7 @@ from finalbench.metrics.rates import Rate
 from finalbench.metrics.registry import METRICS, Metric, metric, within_bounds
 from finalbench.metrics.rows import BlockRow, CellRow, Counts, DomainRow, Limits, MetricsTable
 from finalbench.metrics.table import compute, compute_cell, measured
-from finalbench.metrics.timing import NORMAL_FINISHES, Timing, count_tokens, timing
+from finalbench.metrics.timing import NORMAL_FINISHES, Timing, count_tokens, fault, is_valid, timing
 
 __all__ = [
     "FLOORS",
@@ -35,6 +35,8 @@ __all__ = [
     "compute_cell",
     "count_tokens",
     "distribution",
+    "fault",
+    "is_valid",
     "measured",
     "memory_of",
     "metric",

@@ -19,7 +19,7 @@ from finalbench.metrics.rates import (
     steady_rate,
 )
 from finalbench.metrics.rows import BlockRow, CellRow, Counts, DomainRow, Limits, MetricsTable
-from finalbench.metrics.timing import Timing, timing
+from finalbench.metrics.timing import Timing, is_valid, timing
 from finalbench.plan import Cell
 from finalbench.record import RequestRecord, RunRecords, ServerRecord
 from finalbench.scenario import ModelSpec
@@ -189,7 +189,7 @@ def _blocks(
 def _acceptance(cell: Cell, requests: Sequence[RequestRecord]) -> Acceptance:
     if cell.draft.method == "none":
         return Acceptance(length=None, reason="no drafts in this cell")
-    valid = [r for r in requests if timing(r).valid]
+    valid = [r for r in requests if is_valid(r)]
     if not valid:
         return Acceptance(length=None, reason="no valid request")
     return acceptance(r.spec for r in valid)

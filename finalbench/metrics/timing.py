@@ -85,6 +85,11 @@ def timing(request: RequestRecord) -> Timing:
     )
 
 
+def is_valid(request: RequestRecord) -> bool:
+    """Whether the request earns credit, without looking at its events."""
+    return fault(request, count_tokens(request)[1]) is None
+
+
 def count_tokens(request: RequestRecord) -> tuple[TokenSource | None, int | None]:
     if request.token_ids:
         return "ids", len(request.token_ids)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -35,6 +36,7 @@ SERVERS_FILE = "servers.jsonl"
 TELEMETRY_FILE = "telemetry.jsonl"
 LOGS_DIR = "logs"
 _LOCK_FILE = ".lock"
+_WINDOW_BYTES = 4096
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 M = TypeVar("M", bound=Frozen)
@@ -67,9 +69,9 @@ class RunWriter:
             os.close(self._lock)
             raise UsageError(f"another process is writing {path}") from None
         for name in (PROMPTS_FILE, REQUESTS_FILE, SCORES_FILE):
-            _cut_torn_tail(path / name, _whole_frames(path / name)[1])
+            _cut_torn_tail(path / name, _whole_frames(path / name))
         for name in (SERVERS_FILE, TELEMETRY_FILE):
-            _cut_torn_tail(path / name, _whole_lines(path / name)[1])
+            _cut_torn_tail(path / name, _whole_lines(path / name))
         self._compressor = zstandard.ZstdCompressor(level=3)
 
     def write_run(self, run: Run) -> None:
@@ -109,10 +111,14 @@ def load_run(path: Path) -> RunRecords:
     torn: list[str] = []
 
     def journal(name: str, model: type[M], *, frames: bool) -> tuple[M, ...]:
-        lines, kept = (_whole_frames if frames else _whole_lines)(path / name)
+        found: list[M] = []
+        kept = 0
+        for line, end in (_whole_frames if frames else _whole_lines)(path / name):
+            found.append(_parse(model, line, path / name, len(found) + 1))
+            kept = end
         if (path / name).exists() and kept < (path / name).stat().st_size:
             torn.append(name)
-        return tuple(_parse(model, line, path / name, n) for n, line in enumerate(lines, 1))
+        return tuple(found)
 
     return RunRecords(
         path=path,
@@ -169,31 +175,39 @@ def _disk_error(path: Path, error: OSError) -> EnvironmentMissing:
     )
 
 
-def _whole_frames(path: Path) -> tuple[list[bytes], int]:
-    """Lines of the complete frames, and the number of bytes they take."""
-    data = path.read_bytes() if path.exists() else b""
-    lines: list[bytes] = []
+def _whole_frames(path: Path) -> Iterator[tuple[bytes, int]]:
+    """Lines of the complete frames, each with the offset at which its frame ends."""
+    data = memoryview(path.read_bytes() if path.exists() else b"")
+    decompressor = zstandard.ZstdDecompressor()
     start = 0
     while start < len(data):
-        frame = zstandard.ZstdDecompressor().decompressobj()
-        try:
-            line = frame.decompress(data[start:])
-        except zstandard.ZstdError as error:
-            raise BundleBroken(f"{path}: byte {start} is not a zstd frame ({error})") from error
+        frame = decompressor.decompressobj()
+        parts: list[bytes] = []
+        at = start
+        # In small windows: what follows a frame is handed back as a copy each time.
+        while not frame.eof and at < len(data):
+            window = data[at : at + _WINDOW_BYTES]
+            try:
+                parts.append(frame.decompress(window))
+            except zstandard.ZstdError as error:
+                raise BundleBroken(f"{path}: byte {start} is not a zstd frame ({error})") from error
+            at += len(window)
         if not frame.eof:
-            break
-        lines.append(line)
-        start = len(data) - len(frame.unused_data)
-    return lines, start
+            return
+        start = at - len(frame.unused_data)
+        yield b"".join(parts), start
 
 
-def _whole_lines(path: Path) -> tuple[list[bytes], int]:
-    data = path.read_bytes() if path.exists() else b""
-    kept = data.rfind(b"\n") + 1
-    return data[:kept].splitlines(), kept
+def _whole_lines(path: Path) -> Iterator[tuple[bytes, int]]:
+    end = 0
+    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+        end += len(line)
+        if line.endswith(b"\n"):
+            yield line, end
 
 
-def _cut_torn_tail(path: Path, kept: int) -> None:
+def _cut_torn_tail(path: Path, whole: Iterable[tuple[bytes, int]]) -> None:
+    kept = max((end for _, end in whole), default=0)
     if path.exists() and path.stat().st_size > kept:
         with path.open("r+b") as file:
             file.truncate(kept)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from finalbench.metrics import CellRow, Rate, timing, within_bounds
+from finalbench.metrics import CellRow, Rate, is_valid, within_bounds
 from finalbench.plan import Cell
 from finalbench.record import RequestRecord
 from finalbench.validity.violation import Violation, violation
@@ -24,35 +24,42 @@ def check_clocks(
 
 
 def _order(cell: Cell, request: RequestRecord) -> Iterator[Violation]:
-    steps: list[tuple[str, int | None]] = [
-        ("scheduled", request.scheduled_ns),
-        ("sent", request.sent_ns),
-        ("connected", request.connect_ns),
-        *((f"chunk {i}", at) for i, (at, _) in enumerate(request.chunks)),
-        ("done", request.done_ns),
-    ]
-    known = [(name, at) for name, at in steps if at is not None]
-    for (before, early), (after, late) in pairwise(known):
-        if late < early:
-            yield violation(
-                "time_order",
-                f"request {request.request_id}: {after} is {early - late} ns before {before}",
-                cell_id=cell.id,
-                block=request.block,
-                before_ns=early,
-                after_ns=late,
-            )
-            return
-    one = timing(request)
-    if one.valid and one.decode_tokens and one.decode_ns is not None and one.decode_ns <= 0:
+    times = [at for at, _ in request.chunks]
+    edges = [request.scheduled_ns, request.sent_ns, request.connect_ns, *times, request.done_ns]
+    known = [at for at in edges if at is not None]
+    if known != sorted(known):
+        early, late = next((a, b) for a, b in pairwise(known) if b < a)
         yield violation(
             "time_order",
-            f"request {request.request_id}: {one.decode_tokens} tokens in {one.decode_ns} ns",
+            f"request {request.request_id}: {_name(request, late)} is {early - late} ns before "
+            f"{_name(request, early)}",
             cell_id=cell.id,
             block=request.block,
-            tokens=one.decode_tokens,
-            span_ns=one.decode_ns,
+            before_ns=early,
+            after_ns=late,
         )
+        return
+    if len(times) > 1 and times[0] == times[-1] and is_valid(request):
+        yield violation(
+            "time_order",
+            f"request {request.request_id}: {len(times)} content events in 0 ns",
+            cell_id=cell.id,
+            block=request.block,
+            events=len(times),
+            span_ns=0,
+        )
+
+
+def _name(request: RequestRecord, at: int) -> str:
+    """What happened at that time; for messages."""
+    if at == request.done_ns:
+        return "done"
+    for index, (when, _) in enumerate(request.chunks):
+        if when == at:
+            return f"chunk {index}"
+    if at == request.connect_ns:
+        return "connected"
+    return "sent" if at == request.sent_ns else "scheduled"
 
 
 def _in_flight(cell: Cell, requests: Sequence[RequestRecord]) -> Iterator[Violation]:

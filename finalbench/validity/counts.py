@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from finalbench.metrics import CellRow, count_tokens, timing
+from finalbench.metrics import CellRow, count_tokens, fault, is_valid
 from finalbench.plan import Cell
 from finalbench.record import RequestRecord
 from finalbench.validity.violation import Violation, violation
@@ -21,15 +21,15 @@ def check_counts(
     """`requests` are the measured ones of this cell."""
     yield from _requests(cell, row, requests)
     for request in requests:
-        one = timing(request)
-        if request.status == "ok" and one.fault is not None:
+        found = fault(request, count_tokens(request)[1])
+        if request.status == "ok" and found is not None:
             yield violation(
                 "credited_fault",
-                f"request {request.request_id} is marked ok, but {one.fault}",
+                f"request {request.request_id} is marked ok, but {found}",
                 cell_id=cell.id,
                 block=request.block,
             )
-        if one.valid:
+        if found is None:
             yield from _sources(cell, request)
             yield from _lengths(cell, request, ignore_eos=ignore_eos)
     if row.token_source == "mixed":
@@ -67,15 +67,15 @@ def _requests(cell: Cell, row: CellRow, requests: Sequence[RequestRecord]) -> It
             cell_id=cell.id,
             repeated=row.counts.repeated,
         )
-    lost = sum(not timing(r).valid for r in requests)
+    lost = [r for r in requests if not is_valid(r)]
     scheduled = row.counts.scheduled
-    if scheduled and lost / scheduled > FAILURE_BOUND:
-        first = next(r for r in requests if not timing(r).valid)
+    if scheduled and len(lost) / scheduled > FAILURE_BOUND:
+        first = fault(lost[0], count_tokens(lost[0])[1])
         yield violation(
             "failures",
-            f"{lost} of {scheduled} requests failed; the first: {timing(first).fault}",
+            f"{len(lost)} of {scheduled} requests failed; the first: {first}",
             cell_id=cell.id,
-            failed=lost,
+            failed=len(lost),
             scheduled=scheduled,
             bound=FAILURE_BOUND,
         )

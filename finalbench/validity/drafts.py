@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from finalbench.metrics import CellRow, count_tokens, timing
+from finalbench.metrics import CellRow, count_tokens, is_valid
 from finalbench.plan import Cell
 from finalbench.record import RequestRecord, Spec
 from finalbench.validity.violation import Violation, violation
@@ -17,7 +17,7 @@ def check_drafts(
     cell: Cell, row: CellRow, requests: Sequence[RequestRecord]
 ) -> Iterator[Violation]:
     for request in requests:
-        if not timing(request).valid or request.spec is None:
+        if not is_valid(request) or request.spec is None:
             continue
         for fault, numbers in spec_faults(cell, request.spec, count_tokens(request)[1] or 0):
             yield violation(
