@@ -33,32 +33,28 @@ def distribution(
 ) -> Distribution:
     """Nearest-rank percentiles and the mean; with weights, each value counts that many times.
 
-    The floor applies to the number of independent values, not to their weight.
+    The floor applies to the number of independent values, not to their weight. Arrays of the
+    standard library are taken as they are, so millions of gaps stay small.
     """
-    if not values:
+    import numpy as np
+
+    if not len(values):
         return Distribution(
             n=0, mean=None, reasons={"mean": reason, **dict.fromkeys(FLOORS, reason)}
         )
-    counted = [1] * len(values) if weights is None else list(weights)
-    total = sum(counted)
-    mean = math.fsum(v * w for v, w in zip(values, counted, strict=True)) / total
-    ordered = sorted(zip(values, counted, strict=True))
+    data = np.asarray(values, dtype=np.float64)
+    order = np.argsort(data, kind="stable")
+    counted = np.ones(len(data), np.int64) if weights is None else np.asarray(weights, np.int64)
+    total = int(counted.sum())
+    reached = np.cumsum(counted[order])
     found: dict[str, float] = {}
     reasons: dict[str, str] = {}
     for name, level in _LEVELS.items():
         if len(values) < FLOORS[name]:
             reasons[name] = f"{len(values)} samples; {name} needs {FLOORS[name]}"
         else:
-            found[name] = _nearest_rank(ordered, level, total)
+            # The guard keeps 0.9 x 70 = 63.00000000000001 from asking for the 64th.
+            rank = math.ceil(level * total - 1e-9)
+            found[name] = float(data[order[int(np.searchsorted(reached, rank))]])
+    mean = math.fsum(data * counted) / total
     return Distribution(n=total, mean=mean, reasons=reasons, **found)
-
-
-def _nearest_rank(ordered: Sequence[tuple[float, int]], level: float, total: int) -> float:
-    # The guard keeps 0.9 x 70 = 63.00000000000001 from asking for the 64th.
-    rank = math.ceil(level * total - 1e-9)
-    seen = 0
-    for value, weight in ordered:
-        seen += weight
-        if seen >= rank:
-            return value
-    return ordered[-1][0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 from finalbench.metrics.distribution import Distribution, distribution
@@ -13,19 +14,24 @@ def latency_table(timings: Sequence[Timing]) -> dict[str, Distribution]:
     """By metric id. Latency ends at the last content event; usage and [DONE] come later."""
     valid = [t for t in timings if t.valid]
     first = [t for t in valid if t.first_ns is not None]
-    gaps = [gap for t in valid for gap in t.gaps()]
     counted = all(t.counted_events for t in valid)
-    token_gaps = [(ns * NS / n, n) for ns, n in gaps if n] if counted else []
+    chunk_gaps, token_gaps, weights = array("d"), array("d"), array("q")
+    for one in valid:
+        for ns, n in one.gaps():
+            chunk_gaps.append(ns * NS)
+            if counted and n:
+                token_gaps.append(ns * NS / n)
+                weights.append(n)
     return {
         "ttft_s": distribution([((t.first_ns or 0) - t.sent_ns) * NS for t in first]),
         "ttft_scheduled_s": distribution(
             [((t.first_ns or 0) - t.scheduled_ns) * NS for t in first]
         ),
         "tpot_s": distribution([value for t in valid if (value := tpot_s(t)) is not None]),
-        "chunk_gap_s": distribution([ns * NS for ns, _ in gaps], reason="no second chunk"),
+        "chunk_gap_s": distribution(chunk_gaps, reason="no second chunk"),
         "token_gap_s": distribution(
-            [gap for gap, _ in token_gaps],
-            [n for _, n in token_gaps],
+            token_gaps,
+            weights,
             reason="no second chunk" if counted else "tokens per chunk are unknown",
         ),
         "e2e_s": distribution([((t.last_ns or 0) - t.sent_ns) * NS for t in first]),
