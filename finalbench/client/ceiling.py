@@ -80,14 +80,15 @@ async def measure(
     *,
     tokens_per_chunk: int = 1,
     streams: int = 64,
+    prompt_tokens: int = 16,
     seconds: float = 2.0,
     burst_streams: int | None = None,
     clock: Clock = time.monotonic_ns,
 ) -> Ceiling:
     """Starts a toy server of its own and measures for about 3 x `seconds`.
 
-    `streams` and `tokens_per_chunk` should be those of the cell. EnvironmentMissing when the
-    server does not start.
+    `streams`, `tokens_per_chunk` and `prompt_tokens` should be those of the cell.
+    EnvironmentMissing when the server does not start.
     """
     burst = streams if burst_streams is None else burst_streams
     chunking = f"tokens_per_chunk={tokens_per_chunk},stamp=true"
@@ -97,7 +98,11 @@ async def measure(
             http.post(f"{server.base_url}/toy/behaviour", content=behaviour).raise_for_status()
             async with StreamClient(clock) as client:
                 load = Load(concurrency=count, time_limit_s=seconds)
-                return list((await run_cell(client, server.base_url, _jobs(count), load)).outcomes)
+                return list(
+                    (
+                        await run_cell(client, server.base_url, _jobs(count, prompt_tokens), load)
+                    ).outcomes
+                )
 
         top = chunk_rate(await run(f"fast,{chunking}", streams))
         # Streams step at their own times: each starts with a delay of its own.
@@ -120,10 +125,11 @@ async def measure(
     )
 
 
-def _jobs(count: int) -> list[Job]:
+def _jobs(count: int, prompt_tokens: int) -> list[Job]:
     body = {"max_tokens": _LONG, "temperature": 0, "ignore_eos": True}
+    rest = [7] * max(0, prompt_tokens - 2)
     return [
-        Job(index, encode_body({**body, "prompt": [index % 250, index // 250, 7]}))
+        Job(index, encode_body({**body, "prompt": [index % 250, index // 250, *rest]}))
         for index in range(count)
     ]
 

@@ -161,7 +161,8 @@ def _judge(transfer: Transfer, tally: Tally) -> tuple[Status, str | None]:
     if transfer.error is not None and not tally.done_seen:
         return "failed", transfer.error
     if not tally.events:
-        return "failed", "the response holds no event"
+        plain = transfer.body().lstrip()[:1] == b"{"
+        return "failed", "the server did not stream" if plain else "the response holds no event"
     if not tally.done_seen:
         return "failed", "the stream ended without [DONE]"
     if tally.finish_reason is None:

@@ -81,6 +81,13 @@ def test_the_ceiling_is_measured_and_a_throttled_client_knows() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("streams", "floor"), [(64, 20_000), (1024, 10_000)])
 def test_the_ceiling_on_a_quiet_machine(streams: int, floor: int) -> None:
-    """L05: 2 cores, toy server included; the best of five, since others may share the cores."""
-    best = max(asyncio.run(measure(streams=streams, seconds=3.0)).chunks_per_s for _ in range(5))
-    assert best >= floor
+    """L05: 2 cores, toy server included; under 1 ms of added latency at the 99th percentile at
+    half the ceiling. Up to six tries, since others may share the cores."""
+    tries = []
+    for _ in range(6):
+        found = asyncio.run(measure(streams=streams, seconds=2.0))
+        tries.append(found)
+        late = found.added_p99_ms
+        if found.chunks_per_s >= floor and late is not None and late < 1.0:
+            return
+    pytest.fail(f"no try reached {floor} chunks/s with p99 below 1 ms: {tries}")
