@@ -43,15 +43,20 @@ class GdnState:
 class AttentionState:
     """One attention layer's keys (rotated) and values for all slots."""
 
-    k: Tensor  # [S+1, max_len + PAD, nkv, D]
-    v: Tensor  # [S+1, max_len + PAD, nkv, D]
+    k: Tensor  # [S+1, cache_length(max_len), nkv, D]
+    v: Tensor  # [S+1, cache_length(max_len), nkv, D]
+
+
+def cache_length(max_len: int) -> int:
+    """Cache entries per slot: max_len and padding, up to whole splits of 256."""
+    return -(-(max_len + PAD) // 256) * 256
 
 
 def bytes_per_sequence(config: ModelConfig, max_len: int, dtype: torch.dtype) -> int:
     """Bytes one sequence's slot takes, drafts included (the rings hold them)."""
     item = torch.empty(0, dtype=dtype).element_size()
     layers = config.attention_layers + (1 if config.mtp_layers else 0)
-    cache = 2 * layers * (max_len + PAD) * config.num_kv_heads * config.head_dim * item
+    cache = 2 * layers * cache_length(max_len) * config.num_kv_heads * config.head_dim * item
     ring = config.conv_dim + config.key_size + config.value_size + config.gdn_value_heads
     recurrent = config.gdn_value_heads * config.gdn_key_dim * config.gdn_value_dim
     return cache + config.gdn_layers * (RING * ring + recurrent) * 4
@@ -81,7 +86,7 @@ class State:
         def zeros(*shape: int, kind: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=kind, device=device)
 
-        cache = (slots, max_len + PAD, config.num_kv_heads, config.head_dim)
+        cache = (slots, cache_length(max_len), config.num_kv_heads, config.head_dim)
         self.k = zeros(n_att, *cache, kind=dtype)
         self.v = zeros(n_att, *cache, kind=dtype)
         self.mtp_k = zeros(*(cache if mtp else (0,)), kind=dtype)
@@ -104,6 +109,7 @@ class State:
                 att += 1
         self.mtp = AttentionState(self.mtp_k, self.mtp_v) if mtp else None
 
+    @torch.inference_mode()
     def reset(self, slot: int) -> None:
         """Make ``slot`` hold nothing: the state before position 0."""
         for part in (self.conv, self.S, self.ring_k, self.ring_u, self.ring_g):

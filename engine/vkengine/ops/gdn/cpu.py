@@ -1,0 +1,254 @@
+"""Gated delta layer on packed matrices, in blocks of eight absolute positions.
+
+Positions fall into blocks of eight. ``S`` always stands at a block's start (``folded`` is a
+multiple of eight); a row's output is formed from that S and from the keys and update vectors of
+its own block, which sit in the rings whether they were written this round or earlier::
+
+    u_t = beta_t * (v_t - D_t * S^T k_t - sum_{j<t} D_tj (k_t . k_j) u_j)
+    o_t = D_t * S^T q_t + sum_{j<=t} D_tj (q_t . k_j) u_j
+
+with D_t the decay from the block's start to t and D_tj that from j to t. Every product has one
+constant shape in which row t has a constant place, so its bits depend on neither the round it
+was computed in nor on rejected rows. Rows past a block's end in the same round start from a
+temporary S; the stored S only ever takes in tokens below the position a round starts at.
+
+Queries are not scaled by dk^-0.5 here: the gated norm that follows is scale-free but for its
+epsilon, which is multiplied by dk instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...models.layout import GdnWeights
+from ...rows import Rows, Workspace
+from ...state import RING_MASK, GdnState
+from ..linear import PackedMatrix, pack
+from ..norm.cpu import inverse_norm, padded
+
+BLOCK = 8
+BLOCK_MASK = BLOCK - 1
+_L2_EPS = 1e-6
+
+
+@dataclass(slots=True)
+class Tables:
+    """Constants of a head layout, shared by layers."""
+
+    later: Tensor  # [9, 8] bool: column i is after entry j - 1
+    ones: Tensor  # [] f32
+    causal: Tensor  # [2, 8, 8] f32: strict for keys, inclusive for queries
+    windows: list[Tensor]  # per p & 15, ring indices of p-3, p-2, p-1
+    spans: list[list[Tensor]]  # per p & 15 and row count, ring indices p, p+1, ...
+
+
+@dataclass(slots=True)
+class PackedGdn:
+    key_heads: int
+    heads: int
+    dk: int
+    dv: int
+    eps_in: float
+    eps_out: float
+    w_in: PackedMatrix  # rows qkv | z | b padded to 32 | a padded to 32
+    taps: tuple[Tensor, ...]  # four of [C]
+    rate: Tensor  # [pad] f32, -exp(A_log)
+    dt_bias: Tensor  # [pad] f32
+    w_out: PackedMatrix
+    sizes: list[int]
+    tables: Tables
+    views: dict[tuple[int, ...], tuple[Tensor, ...]] = field(default_factory=dict)
+
+
+def make_tables() -> Tables:
+    index = torch.arange(BLOCK)
+    entry = torch.arange(BLOCK + 1) - 1
+    strict = (index[None] < index[:, None]).float()
+    inclusive = (index[None] <= index[:, None]).float()
+    return Tables(
+        later=index[None] > entry[:, None],
+        ones=torch.ones(()),
+        causal=torch.stack((strict, inclusive)),
+        windows=[(torch.arange(p - 3, p) & RING_MASK) for p in range(RING_MASK + 1)],
+        spans=[
+            [(torch.arange(p, p + m) & RING_MASK) for m in range(RING_MASK + 1)]
+            for p in range(RING_MASK + 1)
+        ],
+    )
+
+
+_TABLES: list[Tables] = []
+
+
+def prepare(w: GdnWeights) -> None:
+    """Fold norms and gains into the matrices, pad the gates, pack."""
+    c = w.config
+    hv, dk, dv = c.gdn_value_heads, c.gdn_key_dim, c.gdn_value_dim
+    assert isinstance(w.w_in, Tensor) and isinstance(w.w_out, Tensor)
+    if not _TABLES:
+        _TABLES.append(make_tables())
+    pad = padded(hv)
+    qkv_z, b, a = w.w_in.float().split([c.conv_dim + c.value_size, hv, hv])
+    gates = torch.zeros(2 * pad, c.hidden_size)
+    gates[:hv], gates[pad : pad + hv] = b, a
+    rate, dt_bias = torch.zeros(pad), torch.zeros(pad)
+    rate[:hv], dt_bias[:hv] = -torch.exp(w.a_log), w.dt_bias
+    out_scale = (w.gate_norm * dv**0.5).repeat(hv)
+    w.packed = PackedGdn(
+        key_heads=c.gdn_key_heads,
+        heads=hv,
+        dk=dk,
+        dv=dv,
+        eps_in=c.hidden_size * c.rms_eps,
+        eps_out=dv * c.rms_eps * dk,
+        w_in=pack(torch.cat((qkv_z, gates)) * (w.norm * c.hidden_size**0.5)),
+        taps=tuple(w.conv[:, i].contiguous() for i in range(4)),
+        rate=rate,
+        dt_bias=dt_bias,
+        w_out=pack(w.w_out.float() * out_scale),
+        sizes=[c.conv_dim, c.value_size, pad, pad],
+        tables=_TABLES[0],
+    )
+
+
+def project(h: Tensor, p: PackedGdn) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """qkv [R, C], z [R, Hv*dv], beta [R, pad], log decay [R, pad]."""
+    y = p.w_in.apply(h * inverse_norm(h, p.eps_in))
+    qkv, z, b, a = y.split(p.sizes, dim=1)
+    return qkv, z, torch.sigmoid(b), F.softplus(a.add_(p.dt_bias)).mul_(p.rate)
+
+
+def convolve(window: Tensor, p: PackedGdn) -> Tensor:
+    """``window [M+3, C]`` -> SiLU of the causal convolution [M, C]."""
+    m = window.shape[0] - 3
+    w0, w1, w2, w3 = p.taps
+    y = window[:m] * w0
+    y.addcmul_(window[1 : m + 1], w1).addcmul_(window[2 : m + 2], w2).addcmul_(window[3:], w3)
+    return F.silu(y, inplace=True)
+
+
+def split_heads(y: Tensor, p: PackedGdn) -> tuple[Tensor, Tensor, Tensor]:
+    """``y [M, C]`` -> q, k [M, Hk, dk] of unit length and v [M, Hv, dv]."""
+    m = y.shape[0]
+    keys = 2 * p.key_heads
+    qk, v = y.split([keys * p.dk, p.heads * p.dv], dim=1)
+    qk = qk.view(m, keys, p.dk)
+    qk = qk * inverse_norm(qk, _L2_EPS)
+    return qk[:, : p.key_heads], qk[:, p.key_heads :], v.view(m, p.heads, p.dv)
+
+
+def finish(o: Tensor, z: Tensor, h: Tensor, p: PackedGdn) -> None:
+    """Gated norm, out-projection, residual: o [R, Hv, dv], z [R, Hv*dv]."""
+    count = h.shape[0]
+    y = (o * inverse_norm(o, p.eps_out)).view(count, -1)
+    h += p.w_out.apply(y.mul_(F.silu(z)))
+
+
+def fold(s: Tensor, keys: Tensor, updates: Tensor, decay: Tensor, heads: int) -> Tensor:
+    """S after a whole block: s [Hv, dk, dv]; keys [8, Hk, dk], updates [8, Hv, dv], decay [8, Hv].
+
+    Returns a new tensor.
+    """
+    rep = heads // keys.shape[1]
+    # after[i]: decay from entry i to the block's end, both exclusive of i.
+    after = torch.ones(BLOCK, heads)
+    torch.cumprod(decay.flip(0)[:-1], 0, out=after[1:])
+    after = after.flip(0)
+    k = keys.repeat_interleave(rep, dim=1) if rep > 1 else keys
+    k = k * after[:, :, None]  # [8, Hv, dk]
+    whole = (after[0] * decay[0])[:, None, None]
+    return torch.baddbmm(s * whole, k.permute(1, 2, 0), updates.transpose(0, 1))
+
+
+def _block(
+    q: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    s: Tensor,
+    views: tuple[Tensor, ...],
+    first: int,
+    p: PackedGdn,
+    ws: Workspace,
+) -> Tensor:
+    """Rows ``first..first+m-1`` of one block, whose keys and decays are already in the ring.
+
+    ``views``: the ring halves (keys [8, Hk, dk], updates [8, Hv, dv], decay [8, Hv]).
+    Writes the new update vectors into the ring; returns the outputs [m, Hv, dv].
+    """
+    m = q.shape[0]
+    hv, hk, dk = p.heads, p.key_heads, p.dk
+    ring_k, ring_u, ring_g = views
+    t = p.tables
+    last = first + m
+    x = ws.get("gdn.x", (hk, hv // hk, 2 * BLOCK, dk))
+    x[:, :, :BLOCK].copy_(ring_k.transpose(0, 1).unsqueeze(1))
+    x[:, :, BLOCK + first : BLOCK + last].copy_(q.transpose(0, 1).unsqueeze(1))
+    x = x.view(hv, 2 * BLOCK, dk)
+    rs = torch.bmm(x, s)  # [Hv, 16, dv]: S^T k, then S^T q
+    dots = torch.bmm(x, x[:, :BLOCK].transpose(1, 2)).view(hv, 2, BLOCK, BLOCK)
+    # decay[h, j, i] = product of g over (j-1, i]; entry 0 is the block's start
+    decay = torch.where(t.later, ring_g.t().unsqueeze(1), t.ones).cumprod(-1)
+    dots.mul_(decay[:, 1:].transpose(1, 2).unsqueeze(1)).mul_(t.causal)
+    start = decay[:, 0].unsqueeze(-1)  # [Hv, 8, 1]
+    rs = rs.view(hv, 2, BLOCK, p.dv).mul_(start.unsqueeze(1))
+    gain = beta.t().unsqueeze(-1)  # [Hv, m, 1]
+    rest = (v.transpose(0, 1) - rs[:, 0, first:last]).mul_(gain)  # [Hv, m, dv]
+    mix = dots[:, 0, first:last].mul(gain)  # [Hv, m, 8]
+    past = ring_u.transpose(0, 1)  # [Hv, 8, dv]
+    for j in range(m):
+        done = torch.bmm(mix[:, j : j + 1], past)
+        torch.sub(rest[:, j], done[:, 0], out=ring_u[first + j])
+    out = torch.baddbmm(rs[:, 1], dots[:, 1], past)
+    return out[:, first:last].transpose(0, 1)
+
+
+def _ring_views(state: GdnState, slot: int, half: int) -> tuple[Tensor, ...]:
+    span = slice(half * BLOCK, half * BLOCK + BLOCK)
+    return state.ring_k[slot, span], state.ring_u[slot, span], state.ring_g[slot, span]
+
+
+def gdn(h: Tensor, w: GdnWeights, state: GdnState, rows: Rows, ws: Workspace) -> None:
+    """See reference.gdn; ``folded`` must be a multiple of eight, at most 15 below ``pos0``.
+
+    The caller sets ``folded[slot]`` to ``pos0`` rounded down to eight after the last layer.
+    """
+    p: PackedGdn = w.packed
+    m = rows.m
+    qkv, z, beta, rate = project(h, p)
+    decay = torch.exp(rate)
+    t = p.tables
+    folded = state.folded.tolist()
+    out = torch.empty(h.shape[0], p.heads, p.dv)
+    for b, (slot, pos0) in enumerate(rows.pairs):
+        begin, end = b * m, b * m + m
+        # First of all: the new rows may overwrite ring entries that are yet to be folded.
+        s = state.S[slot]
+        for start in range(folded[slot], pos0 & ~BLOCK_MASK, BLOCK):
+            s.copy_(fold(s, *_ring_views(state, slot, start >> 3 & 1), p.heads))
+        conv = state.conv[slot]
+        window = torch.cat((conv[t.windows[pos0 & RING_MASK]], qkv[begin:end]))
+        span = t.spans[pos0 & RING_MASK][m]
+        conv.index_copy_(0, span, window[3:])
+        q, k, v = split_heads(convolve(window, p), p)
+        state.ring_k[slot].index_copy_(0, span, k)
+        state.ring_g[slot].index_copy_(0, span, decay[begin:end, : p.heads])
+        gate = beta[begin:end, : p.heads]
+        done = 0
+        while done < m:
+            at = pos0 + done
+            block = at & ~BLOCK_MASK
+            views = _ring_views(state, slot, block >> 3 & 1)
+            count = min(m - done, block + BLOCK - at)
+            if done:
+                s = fold(s, *_ring_views(state, slot, (block >> 3 & 1) ^ 1), p.heads)
+            last = done + count
+            block_rows = _block(
+                q[done:last], v[done:last], gate[done:last], s, views, at - block, p, ws
+            )
+            out[begin + done : begin + last].copy_(block_rows)
+            done = last
+    finish(out, z, h, p)

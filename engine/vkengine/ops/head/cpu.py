@@ -1,0 +1,33 @@
+"""Output head on a packed matrix with the final norm's gain folded in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ...models.layout import HeadWeights
+from ..linear import PackedMatrix, pack
+from ..norm.cpu import inverse_norm
+
+
+@dataclass(slots=True)
+class PackedHead:
+    eps: float
+    gain: Tensor  # [H] f32, norm * sqrt(H)
+    matrix: PackedMatrix
+
+
+def prepare(w: HeadWeights) -> None:
+    """Pack ``weight * gain``."""
+    c = w.config
+    assert isinstance(w.weight, Tensor)
+    gain = w.norm * c.hidden_size**0.5
+    w.packed = PackedHead(c.hidden_size * c.rms_eps, gain, pack(w.weight.float() * gain))
+
+
+def head(h: Tensor, w: HeadWeights) -> tuple[Tensor, Tensor]:
+    """See reference.head."""
+    p: PackedHead = w.packed
+    x = h * inverse_norm(h, p.eps)
+    return x * p.gain, p.matrix.apply(x)

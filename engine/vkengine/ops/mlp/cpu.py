@@ -1,0 +1,40 @@
+"""Dense feed-forward on packed matrices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...models.layout import MlpWeights
+from ...rows import Rows, Workspace
+from ..linear import PackedMatrix, pack
+from ..norm.cpu import inverse_norm
+
+
+@dataclass(slots=True)
+class PackedMlp:
+    size: int
+    eps: float
+    gate_up: PackedMatrix
+    down: PackedMatrix
+
+
+def prepare(w: MlpWeights) -> None:
+    """Fold the norm into ``gate_up`` and pack both matrices."""
+    c = w.config
+    assert isinstance(w.gate_up, Tensor) and isinstance(w.down, Tensor)
+    scale = w.norm * c.hidden_size**0.5
+    w.packed = PackedMlp(
+        w.down.shape[1], c.hidden_size * c.rms_eps, pack(w.gate_up.float() * scale), pack(w.down)
+    )
+
+
+def mlp(h: Tensor, w: MlpWeights, state: None, rows: Rows | None, ws: Workspace) -> None:
+    """See reference.mlp."""
+    p: PackedMlp = w.packed
+    y = p.gate_up.apply(h * inverse_norm(h, p.eps))
+    gate, up = y.split(p.size, dim=1)
+    h += p.down.apply(torch.mul(F.silu(gate), up))

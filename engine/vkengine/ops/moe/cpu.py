@@ -1,0 +1,91 @@
+"""Mixture of experts for small layers: all experts in two products, unchosen ones weighted zero.
+
+A CPU spends more on a call than on a small product, so every expert is computed and the routing
+weights (zero where not chosen) scale the activations before one down product. The sum over
+experts therefore runs in order of expert id inside that product, for every row count alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...models.layout import MoeWeights
+from ...rows import Rows, Workspace
+from ..linear import PackedMatrix, pack
+from ..norm.cpu import inverse_norm, padded
+from .reference import shared_matrices
+
+#: Widest sum of expert widths (shared one included) for which this form pays.
+MAX_WIDTH = 4096
+
+
+@dataclass(slots=True)
+class PackedMoe:
+    experts: int
+    top_k: int
+    width: int  # all experts' columns, the shared one last
+    unit: int  # one expert's columns
+    eps: float
+    up: PackedMatrix  # rows: gates of all experts | ups of all | router and shared gate, padded
+    down: PackedMatrix
+    sizes: list[int]
+
+
+def can_pack(w: MoeWeights) -> bool:
+    """True when the all-experts form fits: equal widths, multiple of 32, and small enough."""
+    c = w.config
+    unit = c.expert_size
+    return (
+        unit == c.shared_expert_size
+        and unit % 32 == 0
+        and unit * (c.num_experts + 1) <= MAX_WIDTH
+        and w.gate_up.shape[0] == c.num_experts + 1
+    )
+
+
+def prepare(w: MoeWeights) -> None:
+    """Build and pack the two matrices; leaves ``packed`` None when the form does not fit."""
+    if not can_pack(w):
+        return
+    c = w.config
+    unit, e = c.expert_size, c.num_experts
+    width = unit * (e + 1)
+    shared_up, shared_down = shared_matrices(w)
+    stacks = [*w.gate_up[:e].float().unbind(), shared_up.float()]
+    gates = torch.cat([stack[:unit] for stack in stacks])
+    ups = torch.cat([stack[unit:] for stack in stacks])
+    router = torch.zeros(padded(e + 1), c.hidden_size)
+    router[: e + 1] = w.router.float()
+    downs = torch.cat([*w.down[:e].float().unbind(), shared_down.float()], dim=1)
+    scale = w.norm * c.hidden_size**0.5
+    w.packed = PackedMoe(
+        experts=e,
+        top_k=c.experts_per_token,
+        width=width,
+        unit=unit,
+        eps=c.hidden_size * c.rms_eps,
+        up=pack(torch.cat([gates, ups, router]) * scale),
+        down=pack(downs),
+        sizes=[width, width, padded(e + 1)],
+    )
+
+
+def moe(h: Tensor, w: MoeWeights, state: None, rows: Rows | None, ws: Workspace) -> None:
+    """See reference.moe. Router ties go to the lowest id; a NaN row stays NaN with valid ids."""
+    p: PackedMoe = w.packed
+    count = h.shape[0]
+    y = p.up.apply(h * inverse_norm(h, p.eps))
+    gate, up, logits = y.split(p.sizes, dim=1)
+    act = torch.mul(F.silu(gate), up)
+    # The shared expert's gate is the logit after the last expert's.
+    shares = torch.sigmoid(logits)
+    routed = shares[:, : p.experts]
+    values, ids = torch.sort(logits[:, : p.experts], dim=1, descending=True, stable=True)
+    chosen = torch.softmax(values[:, : p.top_k], dim=1)
+    routed.zero_().scatter_(1, ids[:, : p.top_k], chosen)
+    act = act.view(count, p.experts + 1, p.unit).mul_(shares[:, : p.experts + 1, None])
+    h += p.down.apply(act.view(count, p.width))
