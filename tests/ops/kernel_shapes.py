@@ -10,20 +10,20 @@ from vkengine.state import State
 
 
 def small_config(**changes: object) -> ModelConfig:
-    """3 DeltaNet heads per key head, 10 experts top-3, nothing a power of two that need not be."""
+    """3 value heads per key head, 10 experts top-3, nothing a power of two that need not be."""
     values: dict[str, object] = {
         "name": "small",
-        "hidden_size": 96,
+        "hidden_size": 48,
         "num_layers": 2,
         "layer_types": ("gdn", "attention"),
         "vocab_size": 300,
-        "num_heads": 6,
-        "num_kv_heads": 2,
+        "num_heads": 3,
+        "num_kv_heads": 1,
         "head_dim": 32,
         "rotary_dim": 8,
         "rope_theta": 1e4,
-        "gdn_key_heads": 2,
-        "gdn_value_heads": 6,
+        "gdn_key_heads": 1,
+        "gdn_value_heads": 3,
         "gdn_key_dim": 16,
         "gdn_value_dim": 16,
         "conv_width": 4,
