@@ -40,6 +40,7 @@ _WINDOW_BYTES = 4096
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 M = TypeVar("M", bound=Frozen)
+_ALL_FIELDS: dict[type[Frozen], set[str]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +216,13 @@ def _cut_torn_tail(path: Path, whole: Iterable[tuple[bytes, int]]) -> None:
 
 def _parse(model: type[M], data: bytes, path: Path, line: int) -> M:
     try:
-        return model.model_validate_json(data)
+        record = model.model_validate_json(data)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise BundleBroken(f"{path}, line {line}: {where}: {first['msg']}") from error
+    # A record states all its fields; a set of their names for each would cost 2 KB a request.
+    object.__setattr__(
+        record, "__pydantic_fields_set__", _ALL_FIELDS.setdefault(model, set(model.model_fields))
+    )
+    return record

@@ -64,8 +64,11 @@ _ALL: tuple[Rule, ...] = (
     Rule("few_requests", "warning", "at least ten requests in a cell, all blocks together"),
     Rule("missing_block", "warning", "every planned block of the cell was measured"),
     Rule("clock_confounded", "invalid", "GPU clocks of compared arms differ by at most 1 %"),
+    Rule("clock_unsteady", "warning", "the GPU clock moved by at most 5 % while an arm was busy"),
     Rule("clock_unobserved", "warning", "the GPU clock was sampled while the arm was busy"),
-    Rule("client_bound", "invalid", "the client is at least 3 times as fast as the cell's rate"),
+    Rule("client_bound", "invalid", "the client can read at least 3 times the cell's chunks"),
+    Rule("client_late", "warning", "the client's time stamps are at most 10 ms late under load"),
+    Rule("client_unmeasured", "warning", "the ceiling of the client was measured in the same run"),
     Rule("torn_journal", "warning", "journals end with a whole record"),
 )
 

@@ -13,6 +13,7 @@ from finalbench.plan import Cell, make_plan
 from finalbench.provenance import HardwareFacts, Provenance
 from finalbench.record import (
     Classes,
+    ClientCeiling,
     RequestRecord,
     Roll,
     Run,
@@ -119,6 +120,16 @@ def a_run(spec: Scenario | None = None, **updates: Any) -> Run:
         "failures": (),
         "bare_loop": None,
         "classes": Classes(weights="real", acceptance="measured"),
+        "client_ceilings": tuple(
+            ClientCeiling(
+                streams=streams,
+                tokens_per_chunk=1,
+                chunks_per_s=20_000.0,
+                added_p50_ms=0.2,
+                added_p99_ms=0.8,
+            )
+            for streams in (1, 2, 4)
+        ),
     }
     return Run(**{**fields, **updates})
 

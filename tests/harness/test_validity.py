@@ -22,7 +22,15 @@ from run_records import (
 )
 
 from finalbench.metrics import compute
-from finalbench.record import Classes, RunRecords, ServerRecord, Spec, Usage
+from finalbench.record import (
+    Classes,
+    ClientCeiling,
+    RunRecords,
+    ServerRecord,
+    Spec,
+    TelemetryRecord,
+    Usage,
+)
 from finalbench.validity import RULES, Violation, check, spec_faults
 
 CLEAN = make_records()
@@ -298,8 +306,11 @@ def test_every_rule_has_a_rejected_fixture() -> None:
         "implausible",
         "finish_reason",
         "clock_confounded",
+        "clock_unsteady",
         "clock_unobserved",
         "client_bound",
+        "client_late",
+        "client_unmeasured",
     }
     assert {rule for _, rule, _ in REJECTED} | elsewhere == set(RULES)
     assert not {rule for _, rule, _ in REJECTED} & elsewhere
@@ -455,3 +466,125 @@ def test_draft_identities_hold_for_any_true_course(accepted: list[int], cut: int
     )
     made = 1 + len(accepted) + sum(accepted)
     assert list(spec_faults(CELL, spec, made - min(cut, accepted[-1]))) == []
+
+
+def a_ceiling(**updates: Any) -> ClientCeiling:
+    known = {
+        "streams": 1,
+        "tokens_per_chunk": 1,
+        "chunks_per_s": 600.0,
+        "added_p50_ms": 0.1,
+        "added_p99_ms": 10.0,
+    }
+    return ClientCeiling(**{**known, **updates})
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "expected"),
+    [
+        # The fastest cells send a chunk each 5 ms: 200 chunks/s, so 600 is just enough.
+        (a_ceiling(chunks_per_s=650.0), set()),
+        (a_ceiling(chunks_per_s=550.0), {"client_bound"}),
+        (a_ceiling(chunks_per_s=650.0, added_p99_ms=10.1), {"client_late"}),
+        (a_ceiling(chunks_per_s=650.0, added_p99_ms=None), set()),
+        (a_ceiling(chunks_per_s=None, reason="no toy"), {"client_unmeasured"}),
+        (a_ceiling(streams=2), {"client_unmeasured"}),
+    ],
+)
+def test_l03_l04_a_throttled_client_is_named(ceiling: ClientCeiling, expected: set[str]) -> None:
+    assert rules(make_records(a_run(client_ceilings=(ceiling,)))) == expected
+
+
+def test_the_clients_own_bounds_are_the_rules() -> None:
+    from finalbench.client import ceiling
+    from finalbench.validity import machine
+
+    assert machine.CLIENT_HEADROOM == ceiling.HEADROOM
+    assert machine.MAX_CLIENT_LATE_MS == ceiling.MAX_ADDED_MS
+
+
+def test_chunk_rate_counts_every_stream() -> None:
+    from finalbench.validity.machine import chunks_per_s
+
+    one = a_request(PLAIN, step_ms=20.0)
+    assert chunks_per_s(PLAIN, [one, one]) == pytest.approx(50.0)
+    four = PLAIN.model_copy(update={"concurrency": 4})
+    assert chunks_per_s(four, [one]) == pytest.approx(200.0)
+    assert chunks_per_s(PLAIN, [a_request(PLAIN, sizes=[32])]) is None
+    assert chunks_per_s(PLAIN, []) is None
+
+
+GPU = {"device": "cuda:0", "device_name": "NVIDIA H200"}
+
+
+def on_gpu(clock: Callable[[str, int], float], *, per_request: int = 4) -> RunRecords:
+    """The clean run on a GPU, its clock sampled inside each request; by arm and sample number."""
+    changed = tuple(
+        s.model_copy(
+            update={
+                name: {**(getattr(s, name) or {}), **GPU} for name in ("settings", "settings_after")
+            }
+        )
+        for s in CLEAN.servers
+    )
+    samples, counts = [], {"vk": 0, "stock": 0}
+    for r in sorted(CLEAN.requests, key=lambda r: r.sent_ns):
+        for part in range(per_request):
+            at = r.sent_ns + (r.chunks[-1][0] - r.sent_ns) * part // 4
+            values = {"gpu_sm_clock_mhz": clock(r.arm, counts[r.arm]), "gpu_power_w": 400.0}
+            samples.append(TelemetryRecord(utc="2026-11-30T22:00:00Z", t_ns=at, values=values))
+            counts[r.arm] += 1
+    return replace(CLEAN, servers=changed, telemetry=tuple(samples))
+
+
+def test_l18_clocks_of_compared_arms_must_agree() -> None:
+    assert rules(on_gpu(lambda arm, i: 1_980.0)) == set()
+    offset = on_gpu(lambda arm, i: 1_980.0 if arm == "vk" else 1_980.0 / 1.03)
+    broken = [v for v in found(offset) if v.rule == "clock_confounded"]
+    assert len(broken) == 1
+    assert broken[0].numbers["high_mhz"] == 1_980.0
+    assert rules(on_gpu(lambda arm, i: 1_980.0 if arm == "vk" else 1_980.0 / 1.0099)) == set()
+
+
+def test_l18_a_clock_that_moves_within_an_arm_is_unsteady() -> None:
+    moving = on_gpu(lambda arm, i: 1_980.0 - (110.0 if arm == "vk" and i % 2 else 0.0))
+    assert "clock_unsteady" in rules(moving)
+    assert "clock_unsteady" not in rules(on_gpu(lambda arm, i: 1_980.0 - 90.0 * (i % 2)))
+
+
+def test_l18_only_samples_inside_the_requests_count() -> None:
+    steady = on_gpu(lambda arm, i: 1_980.0)
+    spike = TelemetryRecord(utc="", t_ns=5, values={"gpu_sm_clock_mhz": 3_000.0})
+    assert rules(replace(steady, telemetry=(spike, *steady.telemetry))) == set()
+    few = [
+        v for v in found(replace(steady, telemetry=(spike,) * 50)) if v.rule == "clock_unobserved"
+    ]
+    assert [v.numbers["samples"] for v in few] == [0, 0]
+    none = replace(steady, telemetry=())
+    assert rules(none) == {"clock_unobserved"}
+    silent = tuple(
+        t.model_copy(update={"values": {"gpu_sm_clock_mhz": None}}) for t in steady.telemetry
+    )
+    assert rules(replace(steady, telemetry=silent)) == {"clock_unobserved"}
+
+
+def test_clock_samples_have_a_floor() -> None:
+    from finalbench.validity.machine import busy_clocks
+
+    steady = on_gpu(lambda arm, i: 1_980.0)
+    for count, refused in ((29, True), (30, False)):
+        stock = [r for r in steady.requests if r.arm == "stock"]
+        kept: list[TelemetryRecord] = []
+        for t in steady.telemetry:
+            inside = any(r.sent_ns <= t.t_ns <= r.chunks[-1][0] for r in stock)
+            if not inside or len([k for k in kept if k.values.get("stock")]) < count:
+                kept.append(t.model_copy(update={"values": t.values | {"stock": float(inside)}}))
+        fewer = replace(steady, telemetry=tuple(kept))
+        assert ("clock_unobserved" in rules(fewer)) is refused
+    samples = [(0, 1.0), (10, 2.0), (20, 3.0)]
+    request = a_request(
+        PLAIN, sizes=[1, 1], start_ns=10, scheduled_ns=10, chunks=((15, 1), (20, 1))
+    )
+    assert busy_clocks([request], samples) == {"vk": [2.0, 3.0]}
+    assert busy_clocks([request, request], samples) == {"vk": [2.0, 3.0]}
+    assert busy_clocks([request.model_copy(update={"warmup": True})], samples) == {}
