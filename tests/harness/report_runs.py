@@ -70,6 +70,8 @@ def make_run(
     """Write a complete run; `speed` scales the engine's arm. Same arguments, same bytes."""
     described = made_from or scenario()
     plan = make_plan(described)
+    asked = described.serving.weights
+    weights = "real" if asked == "auto" else asked
     path = root / run_id
     writer = RunWriter(path)
     clock = 1_000_000_000
@@ -77,7 +79,9 @@ def make_run(
         for slot, key in enumerate(block.order):
             own = [plan.cell(cell_id) for cell_id in block.cells[key]]
             server = f"b{block.index}-{key}"
-            writer.append_server(_server(server, key, own[0], block.index, slot, extra_settings))
+            writer.append_server(
+                _server(server, key, own[0], block.index, slot, weights, extra_settings)
+            )
             for cell in own:
                 for index in range(cell.requests):
                     record = _request(cell, block.index, server, index, clock, speed)
@@ -139,13 +143,14 @@ def _server(
     cell: Cell,
     block: int,
     slot: int,
+    weights: str,
     extra: Mapping[str, object] | None,
 ) -> ServerRecord:
     settings = {
         "schema_version": 1,
         "profile": "stock" if cell.arm == "stock" else "vkae",
         "model": cell.model,
-        "weights": "real",
+        "weights": weights,
         "model_digest": "ab" * 32,
         "dtype": "float32",
         "device": "cpu",
