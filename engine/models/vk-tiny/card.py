@@ -64,13 +64,14 @@ def card(result: dict[str, Any]) -> str:
         ("position in the file", "nats per token"), heldout["nats_by_position"].items()
     )
     worst = max(result["agreement"]["largest_logit_difference"].values())
+    before_repeat = free["tokens_before_first_repeat"] / free["prompts"]
     epochs = run["tokens"] / data["train_tokens"]
     samples = "\n\n".join(quoted(sample) for sample in result["samples"])
     return f"""# vk-tiny
 
 A language model of {result["parameters"] / 1e6:.2f} million parameters with the architecture of
 Qwen3.5-MoE: 6 gated DeltaNet and 2 gated attention layers, 8 experts of which 2 are chosen plus
-a shared one, and an MTP layer ({result["mtp_parameters"] / 1e6:.2f} million of the parameters)
+a shared one, and an MTP layer ({result["mtp_parameters"] / 1e6:.2f} million parameters of these)
 that drafts tokens. It exists so that the engine, its drafting and the harness can be tested with
 real weights on a laptop. It is of no use for anything else: it knows what Python's documentation
 and source look like, and little of what they mean.
@@ -118,8 +119,8 @@ interpolated) are counted on the training tokens.
 
 {by_position}
 
-Largest difference of a logit from transformers {result["agreement"]["transformers"]}, fp32,
-prompts of 1 to 513 tokens: {worst:.1e}.
+Largest difference of a logit between `model.py` and transformers
+{result["agreement"]["transformers"]}, fp32, prompts of 1 to 513 tokens: {worst:.1e}.
 
 ## Acceptance of drafts
 
@@ -127,7 +128,8 @@ Acceptance length is 1 + accepted drafts per verify round; a draft is accepted w
 trunk's most likely token and all drafts before it in its round were accepted. Free-running:
 greedy continuations ({free["new_tokens"]} tokens, by transformers, fp32) of {free["prompts"]}
 held-out prompts of {free["prompt_tokens"]} tokens, counting only tokens before the first repeated
-8-gram: {free["tokens_before_first_repeat"]:,} of {free["generated_tokens"]:,}. Teacher-forced: a
+8-gram: {free["tokens_before_first_repeat"]:,} of {free["generated_tokens"]:,} (a round counts when
+all its drafts stand before it). Teacher-forced: a
 round at every position of the held-out text, where the drafter reads the text's own tokens.
 
 {acceptance(free["by_depth"], heldout["teacher_forced"])}
@@ -140,7 +142,8 @@ The prompt ends at ⟦…⟧. Sampled: temperature 0.7, top-p 0.9.
 
 ## Limits
 
-- Small and briefly trained: it repeats itself, invents names and contradicts itself.
+- Small and briefly trained: it invents names and contradicts itself, and its greedy text soon
+  goes in circles: on average the first 8-gram recurs after {before_repeat:.0f} tokens.
 - English and Python only; chat works as a format, not as a conversation.
 - Trained on windows of {settings["length"]:,} tokens; longer contexts are untested.
 - Acceptance depends on the text: easy, repetitive text accepts more. The figures above hold for

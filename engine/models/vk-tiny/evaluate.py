@@ -303,6 +303,7 @@ def main() -> None:
     network = Network(Config.read(arguments.model / "config.json"))
     network.load_state_dict({k: v.float() for k, v in load_file(weights).items()})
     network.eval().to(arguments.device)
+    network.fused_chain = arguments.device == "cpu"  # the GPU's fused kernel has no fp32
     stock = transformers.Qwen3_5MoeForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
     stock.eval().to(arguments.device)
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(arguments.model)
