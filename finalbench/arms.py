@@ -37,6 +37,11 @@ class Arm:
 ARMS: Mapping[str, Arm] = {
     "vk": Arm(name="vk", profile="vkae", draft_axis=True, scores=False, bare_loop=False),
     "stock": Arm(name="stock", profile="stock", draft_axis=False, scores=True, bare_loop=True),
+    # The same servers under a second name: an A/A run shows what counts as a difference here.
+    "vk-aa": Arm(name="vk-aa", profile="vkae", draft_axis=True, scores=False, bare_loop=False),
+    "stock-aa": Arm(
+        name="stock-aa", profile="stock", draft_axis=False, scores=True, bare_loop=True
+    ),
 }
 
 

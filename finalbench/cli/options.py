@@ -88,7 +88,8 @@ def overrides_of(
         names = [name.strip() for name in arms.split(",") if name.strip()]
         chosen.append(Override("arms", names, f"--arms {arms}"))
         if "stock" not in names:
-            chosen.append(Override("baseline", None, f"--arms {arms}"))
+            # First, so that `--set baseline=...` can still name another one.
+            chosen.insert(0, Override("baseline", None, f"--arms {arms}"))
     return chosen
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "Block",
     "Cell",
     "Classes",
+    "ClientCeiling",
     "Failure",
     "Plan",
     "PromptRecord",
@@ -199,6 +200,21 @@ class BareLoop(Frozen):
     raw: dict[str, Any] | None
 
 
+class ClientCeiling(Frozen):
+    """What the client itself took on this machine, against a toy server, in the same run.
+
+    `streams` are those of the cells it stands for; `added_p99_ms` is the lateness of the client's
+    time stamps at half that rate. Values are null with a reason when nothing was measured.
+    """
+
+    streams: int
+    tokens_per_chunk: int
+    chunks_per_s: float | None
+    added_p50_ms: float | None
+    added_p99_ms: float | None
+    reason: str | None = None
+
+
 class Classes(Frozen):
     """What every row of this run carries into every export."""
 
@@ -218,4 +234,5 @@ class Run(Frozen):
     rolls: tuple[Roll, ...]
     failures: tuple[Failure, ...]
     bare_loop: BareLoop | None
+    client_ceilings: tuple[ClientCeiling, ...] = ()  # one for each concurrency of the plan
     classes: Classes

@@ -112,6 +112,7 @@ class BlockRunner:
         """Warm up, then measure. Returns why the server is of no more use, or None."""
         workload = self._scenario.workload
         missing = self._ledger.missing(cell, block.index)
+        self._interrupts.check()
         self._read_machine(server)
         self._progress.phase(f"block {block.index + 1} of {len(self._plan.blocks)}: {cell.label}")
         warmups = self._prompts.warmups(cell)
@@ -215,6 +216,7 @@ class BlockRunner:
             return None
         self._watch = watch
         watch.began(server)
+        self._interrupts.check()
         return server
 
     def _prepare_prompts(self, server: LiveServer, cells: list[Cell]) -> None:
@@ -239,6 +241,7 @@ class BlockRunner:
         )
         try:
             for request in self._ledger.unscored(block.index):
+                self._interrupts.check()
                 prompt = self._prompts.by_digest(request.prompt_digest)
                 score = scorer.score(request, prompt.token_ids)
                 self._guarded(self._writer.append_score)(score)

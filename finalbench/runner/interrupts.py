@@ -21,6 +21,7 @@ class Interrupts:
     def __init__(self) -> None:
         self._shielded = False
         self._pending = False
+        self._requested = False
         self._callback: Callable[[], None] | None = None
         self._previous: dict[int, object] = {}
 
@@ -57,6 +58,11 @@ class Interrupts:
         finally:
             self._callback = outer
 
+    def check(self) -> None:
+        """Raise again what was raised where Python cannot pass it on (at fork, in finalizers)."""
+        if self._requested:
+            raise KeyboardInterrupt
+
     def ignore_from_now(self) -> None:
         """For the clean-up after an interrupt."""
         self._shielded = True
@@ -68,6 +74,7 @@ class Interrupts:
             self._deliver()
 
     def _deliver(self) -> None:
+        self._requested = True
         if self._callback is not None:
             self._callback()
         else:

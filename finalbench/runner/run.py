@@ -12,6 +12,7 @@ from finalbench.provenance import collect
 from finalbench.record import Failure, Run, RunStatus
 from finalbench.runner.bare import time_bare_loop
 from finalbench.runner.block import BlockRunner
+from finalbench.runner.headroom import client_ceilings
 from finalbench.runner.interrupts import Interrupts
 from finalbench.runner.progress import Progress
 from finalbench.runner.prompts import check_lengths
@@ -95,12 +96,17 @@ def _execute(
     bare = opened.run.bare_loop
     status: RunStatus = "failed"
     try:
+        if opened.run.scenario.measure.client_ceiling and not opened.run.client_ceilings:
+            progress.phase("ceiling of the client")
+            ceilings = client_ceilings(opened.run.plan)
+            runner.run_state = runner.run_state.model_copy(update={"client_ceilings": ceilings})
         for block in opened.run.plan.blocks:
             runner.run(block)
             if bare is None and opened.run.scenario.measure.bare_loop and not options.endpoints:
                 progress.phase("bare generate loop of the baseline")
                 bare = time_bare_loop(opened.run, options.environment, path)
                 runner.run_state = runner.run_state.model_copy(update={"bare_loop": bare})
+        interrupts.check()
         status = "complete" if ledger.count() == total and not runner.unscored() else "partial"
     except KeyboardInterrupt:
         interrupts.ignore_from_now()

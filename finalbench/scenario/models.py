@@ -168,6 +168,7 @@ class Measure(Frozen):
     request_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     start_timeout_s: Annotated[float, Field(gt=0)] = 180.0
     bare_loop: bool = True  # time the baseline's own generate loop without HTTP, once a run
+    client_ceiling: bool = True  # time the client against a toy server, once a run
 
 
 class Serving(Frozen):

@@ -25,6 +25,7 @@ SMALL = (
     "--blocks=1",
     "--threads=1",
     "--set=workload.requests=2",
+    "--set=measure.client_ceiling=false",
     "--set=axes.seq_len=[32]",
     "--set=axes.output_len=[8]",
     "--set=axes.sampling=[greedy]",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -31,6 +32,7 @@ SMALL = (
     "base={seq_len: 32, output_len: 8, sampling: greedy, draft: mtp3}",
     "serving.threads=1",
     "measure.bare_loop=false",
+    "measure.client_ceiling=false",
     "measure.start_timeout_s=30.0",
 )
 
@@ -82,7 +84,9 @@ def our_servers(owner: int | None = None) -> list[int]:
 
 def test_a_run_records_everything(tmp_path: Path) -> None:
     outcome = execute(
-        small("measure.blocks=2", "measure.bare_loop=true"), options(tmp_path), Silent()
+        small("measure.blocks=2", "measure.bare_loop=true", "measure.client_ceiling=true"),
+        options(tmp_path),
+        Silent(),
     )
     records = load_run(outcome.path)
     assert outcome.run.status == records.run.status == "complete"
@@ -120,6 +124,8 @@ def test_a_run_records_everything(tmp_path: Path) -> None:
         assert server.error is None
         assert (outcome.path / str(server.log)).is_file()
     assert records.run.bare_loop is not None and records.run.bare_loop.decode_tok_s == 99.0
+    (ceiling,) = records.run.client_ceilings
+    assert ceiling.streams == 1 and ceiling.chunks_per_s is not None
     assert records.telemetry
     assert our_servers() == []
 
@@ -364,6 +370,18 @@ def test_a_shielded_signal_is_delivered_afterwards() -> None:
         done.append("the write went on")
     assert done == ["the write went on"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_that_was_swallowed_is_raised_again() -> None:
+    """As Python does with exceptions in fork handlers and finalizers."""
+    interrupts = Interrupts()
+    with interrupts.installed():
+        interrupts.check()
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.check()
 
 
 def test_outcome_paths_are_unique_within_a_second(tmp_path: Path) -> None:
