@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ class Delta:
     logprobs: list[TokenLogprobs] | None
     finish_reason: str | None
     stop_reason: int | str | None
+    rendered: bytes | None = None  # set once it is an event, which is made only once
 
 
 @dataclass(slots=True)
@@ -127,6 +128,7 @@ class Generation:
         self._deltas: deque[Delta] = deque()
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._direct: Callable[[Delta], bool] | None = None
         self._open = 0
 
     def add(
@@ -159,9 +161,12 @@ class Generation:
         self._open = len(self.choices)
 
     def deliver(self, delta: Delta) -> None:
-        self._deltas.append(delta)
         if delta.finish_reason is not None:
             self._open -= 1
+        elif self._direct is not None and self._direct(delta):
+            return
+        self._direct = None  # what waits here goes out first
+        self._deltas.append(delta)
         self._notify()
 
     def fail(self, error: Exception) -> None:
@@ -178,10 +183,11 @@ class Generation:
                 self.metrics.on_abort(choice)
                 self.driver.abort(choice.request_id)
 
-    async def deltas(self) -> list[Delta]:
+    async def deltas(self, direct: Callable[[Delta], bool] | None = None) -> list[Delta]:
         """Everything new, at least one; empty when all choices are done.
 
-        Raises ApiError, or ClientGone after `fail(ClientGone())`.
+        While it waits, `direct` may take a delta that finishes nothing by answering True: the
+        task need not be woken for it. Raises ApiError, or ClientGone after `fail(ClientGone())`.
         """
         while not self._deltas:
             if self._error is not None:
@@ -189,10 +195,12 @@ class Generation:
             if self._open == 0:
                 return []
             self._waiter = asyncio.get_running_loop().create_future()
+            self._direct = direct
             try:
                 await self._waiter
             except asyncio.CancelledError:  # uvicorn's, when the time to finish is over
                 raise ApiError(503, "the server is shutting down", retry_after_s=5) from None
+        self._direct = None
         fresh = list(self._deltas)
         self._deltas.clear()
         return fresh

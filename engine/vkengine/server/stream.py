@@ -17,7 +17,7 @@ from .render import DONE
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from .generation import Generation
+    from .generation import Delta, Generation
     from .render import Renderer
 
 _HEADERS = [
@@ -67,15 +67,35 @@ class Answer:
         deltas = await self._generation.deltas()
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         chunk = self._renderer.chunk
+
+        def direct(delta: Delta) -> bool:
+            delta.rendered = chunk(delta)
+            return _sent_at_once(send, delta.rendered)
+
         try:
             while deltas:
-                body = b"".join([chunk(delta) for delta in deltas])
+                body = b"".join([delta.rendered or chunk(delta) for delta in deltas])
                 await send({"type": "http.response.body", "body": body, "more_body": True})
-                deltas = await self._generation.deltas()
+                deltas = await self._generation.deltas(direct)
             body = self._renderer.last_chunk()
         except ApiError as error:
             body = b"data: " + json.dumps(error.body()).encode() + b"\n\n" + DONE
         await send({"type": "http.response.body", "body": body})
+
+
+def _sent_at_once(send: Send, body: bytes) -> bool:
+    """Sends without a turn of the event loop, which costs more than the event itself.
+
+    uvicorn waits in `send` only for a full buffer, and before it writes anything; a send that
+    would wait is dropped whole, and the caller's task does it again.
+    """
+    sending: Any = send({"type": "http.response.body", "body": body, "more_body": True})
+    try:
+        sending.send(None)
+    except StopIteration:
+        return True
+    sending.close()
+    return False
 
 
 @contextlib.asynccontextmanager
