@@ -171,8 +171,10 @@ def test_time_stamps_are_taken_at_the_socket_read(toy: ToyThread) -> None:
 
     got = asyncio.run(go())
     stamps = [at for at, _ in got.chunks]
-    # connect start and end, send, then one reading of the clock for each read: no more, no fewer.
-    assert stamps == list(range(stamps[0], stamps[0] + 12))
+    # One reading of the clock for each read from the socket, and none in between; chunks that
+    # arrive in one read share it.
+    assert sorted(set(stamps)) == list(range(stamps[0], stamps[-1] + 1))
+    assert len(set(stamps)) > 1
 
 
 @pytest.mark.parametrize("split", [1, 2, 3, 7])

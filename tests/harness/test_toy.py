@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx2
 import openai
@@ -19,6 +20,7 @@ from finalbench.errors import EnvironmentMissing, UsageError
 from finalbench.testing.behaviour import PRESETS, parse_behaviour
 from finalbench.testing.launch import ToyThread, start_toy, toy
 from finalbench.testing.toy_model import EOS, VOCAB_SIZE, decode_bytes, encode
+from finalbench.testing.toy_state import ToyState
 
 FAST = "step_ms=0,prefill_ms=0"
 
@@ -162,12 +164,11 @@ def test_the_stock_profile_refuses_drafts_and_is_slower(server: ToyThread) -> No
     url = server.use("ok", profile="stock")
     answer = post(url, prompt=[1], max_tokens=1, draft={"method": "mtp", "k": 1})
     assert answer.json()["error"]["param"] == "draft"
-    begun = time.monotonic()
     same = tokens(url, [1], 20, temperature=0, draft={"method": "none", "k": 0})
-    slow = time.monotonic() - begun
-    begun = time.monotonic()
     assert tokens(server.use("ok"), [1], 20, temperature=0) == same
-    assert slow > 1.5 * (time.monotonic() - begun)
+    vk, stock = (ToyState(parse_behaviour("ok"), name, "toy") for name in ("vk", "stock"))
+    assert stock.step_seconds(0, 1) == pytest.approx(5 * vk.step_seconds(0, 1))
+    assert vk.step_seconds(3, 1) > vk.step_seconds(0, 1)
 
 
 @pytest.mark.parametrize(
@@ -216,45 +217,48 @@ def test_identity(server: ToyThread) -> None:
     assert post(url, model="toy", prompt=[1], max_tokens=1).status_code == 404
 
 
-def test_slow_first_shapes(server: ToyThread) -> None:
+def state(behaviour: str) -> ToyState:
+    return ToyState(parse_behaviour(behaviour), "vk", "toy")
+
+
+def test_slow_first_shapes() -> None:
     """C07: the first request of each length bucket is slow, later ones are not."""
-    url = server.use("slow_first_shape,step_ms=0,prefill_ms=0,slow_first_ms=80")
-    times = []
-    for length in (20, 20, 40, 40):
-        begun = time.monotonic()
-        tokens(url, [1] * length, 1)
-        times.append(time.monotonic() - begun)
-    assert min(times[0], times[2]) > 0.08 > max(times[1], times[3])
+    toy_state = state("slow_first_shape,prefill_ms=1,slow_first_ms=50")
+    times = [toy_state.prefill_seconds([1] * n, i) for i, n in enumerate((20, 20, 31, 40, 40), 1)]
+    assert times == pytest.approx([0.051, 0.001, 0.001, 0.051, 0.001])
 
 
-def test_warming_and_drift(server: ToyThread) -> None:
+def test_warming_and_drift() -> None:
     """C08, C09, G02: times fall, or rise, from request to request."""
-
-    def measure(behaviour: str) -> list[float]:
-        url, times = server.use(behaviour), []
-        for _ in range(4):
-            begun = time.monotonic()
-            tokens(url, [1], 5)
-            times.append(time.monotonic() - begun)
-        return times
-
-    falling = measure("warming,warm_decay_ms=200,step_ms=0,prefill_ms=0")
-    assert falling == sorted(falling, reverse=True)
-    rising = measure("drift,drift_per_request=1.0,step_ms=8,prefill_ms=0")
-    assert rising == sorted(rising)
-    assert rising[3] > 2 * rising[0]
+    warming = state("warming,warm_decay_ms=40,prefill_ms=1")
+    times = [warming.prefill_seconds([1], request) for request in (1, 2, 3)]
+    assert times == pytest.approx([0.041, 0.021, 0.011])
+    drifting = state("drift,drift_per_request=0.5,step_ms=8")
+    times = [drifting.step_seconds(0, request) for request in (1, 2, 3)]
+    assert times == pytest.approx([0.008, 0.012, 0.016])
+    ageing = state("ok,drift_per_s=1.0,step_ms=8")
+    ageing.started -= 3.0
+    assert ageing.step_seconds(0, 1) == pytest.approx(0.032, rel=0.05)
 
 
-def test_slot_bias_by_start(server: ToyThread, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """G01: the first start of each pair is slower by the share."""
-    path = tmp_path_factory.mktemp("slot") / "starts"
-    times = []
-    for _ in range(4):
-        url = server.use(f"slot_bias,slot_bias=2.0,slot_file={path},step_ms=10,prefill_ms=0")
-        begun = time.monotonic()
-        tokens(url, [1], 6)
-        times.append(time.monotonic() - begun)
-    assert min(times[0], times[2]) > 1.5 * max(times[1], times[3])
+def test_slot_bias_by_start(tmp_path: Path) -> None:
+    """G01: every other start is slower by the share, in prefill and decode."""
+    text = f"slot_bias,slot_bias=0.2,slot_file={tmp_path / 'starts'},step_ms=10,prefill_ms=10"
+    servers = [state(text) for _ in range(4)]
+    assert [s.step_seconds(0, 1) for s in servers] == pytest.approx([0.012, 0.01, 0.012, 0.01])
+    assert servers[0].prefill_seconds([1], 1) == pytest.approx(0.012)
+
+
+def test_the_cache_speeds_up_what_it_holds() -> None:
+    """C01: a repeated prompt costs a twentieth; an unseen one costs all of it."""
+    toy_state = state("prefix_cache,prefill_ms=0,prefill_us_per_token=1000")
+    prompt = list(range(64))
+    assert toy_state.prefill_seconds(prompt, 1) == pytest.approx(0.064)
+    assert toy_state.prefill_seconds(prompt, 2) == pytest.approx(0.0032)
+    assert toy_state.prefill_seconds([9, *prompt[1:]], 3) == pytest.approx(0.064)
+    assert toy_state.prefill_seconds([*prompt[:32], *([9] * 32)], 4) == pytest.approx(0.0336)
+    assert toy_state.flush()
+    assert toy_state.prefill_seconds(prompt, 5) == pytest.approx(0.064)
 
 
 def test_counters_and_arrivals(server: ToyThread) -> None:
