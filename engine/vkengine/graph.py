@@ -19,6 +19,7 @@ import triton
 from torch import Tensor
 
 from .models.layout import AttentionWeights, HeadWeights, LayerWeights, ModelWeights, MoeWeights
+from .ops import triton_config
 from .ops.accept.triton import accept_kernel
 from .ops.attention import triton as attention_ops
 from .ops.embed.triton import embed_kernel, mtp_input_kernel
@@ -148,6 +149,7 @@ class Round:
         rows = self.batch * m
         stream = self.stream("trunk", rows)
         hp = triton.next_power_of_2(c.hidden_size)
+        pdl = triton_config.PDL
         embed_kernel[(rows,)](
             lanes.tokens,
             w.embed,
@@ -160,6 +162,8 @@ class Round:
             M=m,
             H=c.hidden_size,
             HP=hp,
+            PDL=pdl,
+            launch_pdl=pdl,
         )
         at = self.rows(lanes.pos, m)
         for i, layer in enumerate(w.layers):
@@ -188,6 +192,8 @@ class Round:
             MP=16,
             SALT=ACCEPTANCE_CHOICE,
             num_warps=1,
+            PDL=pdl,
+            launch_pdl=pdl,
         )
         if self.k:
             self.drafts(stream, m)
@@ -244,6 +250,7 @@ class Round:
         gain = centred(self.ws, head.norm, weight.dtype)
         gemv(weight, x, logits, eps=head.config.rms_eps, gain=gain, pf=ahead)
         parts = triton.cdiv(v, SAMPLE_CHUNK)
+        pdl = triton_config.PDL
         rows = self.batch * m
         ids = None
         if head.ids is not None:
@@ -271,6 +278,8 @@ class Round:
             CHUNK=SAMPLE_CHUNK,
             PARTS=parts,
             PP=triton.next_power_of_2(parts),
+            PDL=pdl,
+            launch_pdl=pdl,
         )
 
     def drafts(self, trunk: Stream, m: int) -> None:
@@ -308,6 +317,7 @@ class Round:
         assert mtp is not None
         count = self.batch * m
         dtype = w.embed.dtype
+        pdl = triton_config.PDL
         x = self.ws.get("mtp.x", (count, 2 * c.hidden_size), dtype)
         mtp_input_kernel[(count,)](
             tokens,
@@ -325,6 +335,8 @@ class Round:
             H=c.hidden_size,
             HP=triton.next_power_of_2(c.hidden_size),
             HAS_ROW=row is not None,
+            PDL=pdl,
+            launch_pdl=pdl,
         )
         stream = self.stream(name, count)
         fc = tensor(mtp.fc)

@@ -115,40 +115,65 @@ def plans(subject: bench.Subject, k: int, rounds: int) -> None:
         say(op="plan", k=k, plan=name, step_us=row["step_us"], tok_s=row["tok_s"])
 
 
+def small(layers: int) -> bench.Subject:
+    config = KNOWN_SHAPES["qwen35-35b-a3b"]
+    config = replace(config, num_layers=layers, layer_types=config.layer_types[:layers])
+    subject = bench.Subject(config, 2032)
+    say(event="built", layers=layers, gib=torch.cuda.memory_allocated() / 2**30)
+    return subject
+
+
+def show(subject: bench.Subject, k: int, plan: PrefetchPlan, name: str, **how: Any) -> None:
+    row = bench.measure_round(
+        subject, k, plan, context=1024, acceptance=0.8 if k else None, rounds=60, **how
+    )
+    layers = subject.weights.config.num_layers
+    print(bench.render({"model": name, "layers": layers, "device": "gpu", "rounds": [row]}))  # noqa: T201
+
+
 def main() -> None:
-    part = sys.argv[1]
+    limit = float(sys.argv[1])
     torch.cuda.init()
-    if part == "small":
-        config = KNOWN_SHAPES["qwen35-35b-a3b"]
-        config = replace(config, num_layers=8, layer_types=config.layer_types[:8])
-        subject = bench.Subject(config, 2032)
-        say(event="built", gib=torch.cuda.memory_allocated() / 2**30)
+    subject = small(8)
+    for pdl in (False, True):
+        triton_config.PDL = pdl
         for k in (0, 3):
-            row = bench.measure_round(
-                subject, k, OFF, context=1024, acceptance=0.8 if k else None, rounds=50
-            )
-            print(bench.render({"model": "35b", "layers": 8, "device": "gpu", "rounds": [row]}))  # noqa: T201
+            show(subject, k, OFF, f"pdl={pdl} no prefetch")
+    for pdl in (False, True):
+        triton_config.PDL = pdl
         plans(subject, 0, 60)
-        plans(subject, 3, 40)
-        w = subject.weights
-        gemv_sweep("in_proj", [x.mixer.w_in for x in w.layers if hasattr(x.mixer, "w_in")], (1, 4))
-        gemv_sweep("qkv", [x.mixer.w_qkv for x in w.layers if hasattr(x.mixer, "w_qkv")], (1, 4))
-        gemv_sweep("out", [x.mixer.w_out for x in w.layers if hasattr(x.mixer, "w_out")], (1, 4), stream=True)
-        gemv_sweep("head", [w.head.weight], (1, 4))
-        moe_sweep(subject, (1, 4))
-        for bv in (16, 32, 64):
-            gdn_ops.BV = bv
-            for k in (0, 3):
+        plans(subject, 3, 30)
+    triton_config.PDL = False
+    w = subject.weights
+    sweeps = (
+        lambda: moe_sweep(subject, (1, 4)),
+        lambda: gemv_sweep("in_proj", [x.mixer.w_in for x in w.layers if hasattr(x.mixer, "w_in")], (1, 4)),
+        lambda: gemv_sweep(
+            "out", [x.mixer.w_out for x in w.layers if hasattr(x.mixer, "w_out")], (1, 4), stream=True
+        ),
+        lambda: gemv_sweep("head", [w.head.weight], (1, 4)),
+    )
+    for sweep in sweeps:
+        if time.monotonic() - START < limit:
+            sweep()
+    for bv in (16, 64):
+        gdn_ops.BV = bv
+        for k in (0, 3):
+            if time.monotonic() - START < limit:
                 row = bench.measure_round(
-                    subject, k, PrefetchPlan(), context=1024, acceptance=None, rounds=40
+                    subject, k, OFF, context=1024, acceptance=None, rounds=40
                 )
-                part_us = [p["us_each"] for p in row["profile"] if p["label"].startswith("gdn")]
-                say(op="gdn", bv=bv, k=k, us=part_us, step_us=row["step_us"])
-        gdn_ops.BV = 32
-    else:
-        document = bench.bench_decode(part, depths=tuple(int(x) for x in sys.argv[2].split(",")))
-        print(bench.render(document))  # noqa: T201
-        say(memory_gib=document["memory_gib"])
+                part = [p["us_each"] for p in row["profile"] if p["label"].startswith("gdn")]
+                say(op="gdn", bv=bv, k=k, us=part, step_us=row["step_us"])
+    gdn_ops.BV = 32
+    del subject, w, sweeps
+    torch.cuda.empty_cache()
+    subject = small(40)
+    for pdl in (False, True):
+        triton_config.PDL = pdl
+        for name, plan in (("off", OFF), ("base", PrefetchPlan())):
+            for k in (0, 3):
+                show(subject, k, plan, f"pdl={pdl} {name}", profile=False)
 
 
 if __name__ == "__main__":

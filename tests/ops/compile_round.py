@@ -105,7 +105,7 @@ def compile_round(model: str, k: int, arch: int, batch: int = 1) -> list[dict[st
 
     cos, sin = rotary_tables(config, 4096, meta)
     builder = Builder(config, source, meta, torch.bfloat16, cos, sin)
-    weights = builder.model("model.", False)
+    weights = builder.model("model.", True)
     state = State(config, batch, 2048, meta, torch.bfloat16, True)
     lanes = Lanes.make(batch, batch, meta)
     catcher = Catcher(arch)

@@ -16,11 +16,13 @@ Variants of the prologue and epilogue (constexpr flags):
 - ``PF``: prefetch of the next kernel's weights into L2 (see ``triton_common``).
 """
 
+# ruff: noqa: RUF005 - the compiler has no unpacking of tuples
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
+
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from vkengine.ops.triton_common import prefetch_tail, silu, sum8
 
@@ -94,8 +96,12 @@ def tile_dot(
     NORM: tl.constexpr,
     HEAD: tl.constexpr = 8,
     TILES: tl.constexpr = 1,
+    WAIT: tl.constexpr = False,
 ):
-    """Dot products of ``BN`` weight rows with ``R`` rows of x: a tuple of R fp32 ``[BN]``."""
+    """Dot products of ``BN`` weight rows with ``R`` rows of x: a tuple of R fp32 ``[BN]``.
+
+    With ``WAIT`` the first chunk of weights is requested before the launch dependency is awaited.
+    """
     k = tl.arange(0, BK)
     w_rows = w_ptr + rows[:, None].to(tl.int64) * K + k[None, :]
     accs = ()
@@ -107,6 +113,9 @@ def tile_dot(
         w = tl.load(
             w_rows + c * BK, mask=row_mask[:, None], other=0.0, eviction_policy="evict_first"
         ).to(tl.float32)
+        if WAIT and c == 0:
+            gdc_wait()
+            gdc_launch_dependents()
         if NORM == 1:
             gain = tl.load(gain_ptr + c * BK + k).to(tl.float32) + 1.0
         next_accs = ()
@@ -163,6 +172,7 @@ def gemv_kernel(
     HEAD: tl.constexpr,
     TILES: tl.constexpr,
     PF: tl.constexpr,
+    PDL: tl.constexpr,
     THREADS: tl.constexpr,
 ):
     pid = tl.program_id(0)
@@ -170,7 +180,7 @@ def gemv_kernel(
         prefetch_tail(pid, pf_ptr, pf_bytes, pf_from, THREADS)
     rows = pid * BN + tl.arange(0, BN)
     row_mask = rows < N
-    y = tile_dot(w_ptr, rows, row_mask, x_ptr, gain_ptr, eps, R, K, BN, BK, NORM, HEAD, TILES)
+    y = tile_dot(w_ptr, rows, row_mask, x_ptr, gain_ptr, eps, R, K, BN, BK, NORM, HEAD, TILES, PDL)
     if SWIGLU:
         up = tile_dot(w_ptr, rows + N, row_mask, x_ptr, gain_ptr, eps, R, K, BN, BK, NORM)
     for r in tl.static_range(R):

@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from vkengine.ops import triton_config
 from vkengine.ops.triton_config import gemv_config
 from vkengine.ops.triton_gemv import gemv_kernel
 from vkengine.rows import Rows, Workspace
@@ -91,6 +92,7 @@ def gemv(
     n = w.shape[0] // 2 if swiglu else w.shape[0]
     norm = 1 if gain is not None else 2 if squares is not None else 0
     tiles = squares.shape[-1] if squares is not None else 1
+    pdl = triton_config.PDL and x.device.type != "cpu"
     for first in range(0, rows, 8):
         r = min(8, rows - first)
         config = gemv_config(n, k, r * (2 if swiglu else 1))
@@ -117,8 +119,10 @@ def gemv(
             SWIGLU=swiglu,
             HEAD=head,
             TILES=tiles,
+            PDL=pdl,
             THREADS=config.warps * 32,
             num_warps=config.warps,
+            launch_pdl=pdl,
             **prefetch_args(pf, grid, config.warps * 32, x),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from vkengine.ops.triton_common import row_key
 
@@ -28,12 +29,16 @@ def accept_kernel(
     M: tl.constexpr,
     MP: tl.constexpr,
     SALT: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):
     """Grid B. ``tokens [B, M]``: last committed token, then the drafts; ``y [B, M]``: the
     target's tokens. ``acceptance < 0`` compares; otherwise draft j is accepted with that chance,
     a function of (seed, position), and nothing else changes. Writes the committed
     tokens to the record (-1 beyond them) and their count to its last column, the next position,
     ``folded``, the row the first draft is drawn from, and the positions ``chain_pos [M, B]`` of the draft stage."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     b = tl.program_id(0)
     j = tl.arange(0, MP)
     pos = tl.load(pos_ptr + b)

@@ -12,8 +12,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from vkengine.models.layout import AttentionWeights
+from vkengine.ops import triton_config
 from vkengine.ops.triton_common import prefetch_l2, sigmoid
 from vkengine.ops.triton_launch import Prefetch, Stream, centred, counter, gemv, stream_of
 from vkengine.rows import Rows, Workspace
@@ -82,6 +84,7 @@ def attention_kernel(
     MAX_SPLITS: tl.constexpr,
     WALKERS: tl.constexpr,
     PF: tl.constexpr,
+    PDL: tl.constexpr,
     THREADS: tl.constexpr,
 ):
     pid = tl.program_id(0)
@@ -89,6 +92,9 @@ def attention_kernel(
     if PF > 0:
         first = (pid * NKV + kvh).to(tl.int64) * (THREADS * PF * 128)
         prefetch_l2(pf_ptr, first, pf_bytes, THREADS, PF)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     walker = pid // R
     r = pid % R
     b = r // M
@@ -237,6 +243,7 @@ def run(
     walkers = min(WALKERS, max_splits)
     x = ws.get("attention.x", (r, nh * d), dtype)
     ahead = Prefetch.of(w.w_o, pf_out)
+    pdl = triton_config.PDL and x.device.type != "cpu"
     units = 0
     if ahead is not None:
         units = -(-ahead.n_bytes // (walkers * r * nkv * 256 * 128))
@@ -271,8 +278,10 @@ def run(
         MAX_SPLITS=max_splits,
         WALKERS=walkers,
         PF=units,
+        PDL=pdl,
         THREADS=256,
         num_warps=8,
+        launch_pdl=pdl,
         num_stages=1,
     )
     gemv(w.w_o, x, None, stream=stream, pf=pf)

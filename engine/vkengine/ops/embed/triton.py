@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
@@ -19,8 +20,12 @@ def embed_kernel(
     M: tl.constexpr,
     H: tl.constexpr,
     HP: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):
     """Grid R. ``h[r] = embed[token]``; the first row of a sequence moves its cursor forward."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     r = tl.program_id(0)
     b = r // M
     token = tl.load(tokens_ptr + b * token_stride + r % M).to(tl.int64)
@@ -50,11 +55,15 @@ def mtp_input_kernel(
     H: tl.constexpr,
     HP: tl.constexpr,
     HAS_ROW: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):
     """Grid rows. ``x[r] = concat(norm_e(embed[token]), norm_h(final_norm(h[source])))``.
 
     Gains are stored without their 1. ``final`` is the norm that ends the stream ``h`` (the
     target's, or the MTP layer's own when its output is chained)."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     r = tl.program_id(0)
     b = r // M
     token = tl.load(tokens_ptr + b * token_stride + r % M).to(tl.int64)

@@ -13,13 +13,16 @@ leaves the same bits as one that never drafted. Live rows write ring entries and
 matrix alone.
 """
 
+# ruff: noqa: RUF005 - the compiler has no unpacking of tuples
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from vkengine.models.layout import GdnWeights
+from vkengine.ops import triton_config
 from vkengine.ops.triton_common import prefetch_l2, sigmoid, silu, softplus
 from vkengine.ops.triton_launch import Prefetch, Stream, centred, gemv, stream_of
 from vkengine.rows import Rows, Workspace
@@ -95,6 +98,7 @@ def gdn_kernel(
     RING: tl.constexpr,
     PENDING: tl.constexpr,
     PF: tl.constexpr,
+    PDL: tl.constexpr,
     THREADS: tl.constexpr,
 ):
     tiles: tl.constexpr = DV // BV
@@ -133,6 +137,10 @@ def gdn_kernel(
             ring_k = ring_k + (old_k,)
             ring_u = ring_u + (old_u,)
             ring_g = ring_g + (tl.load(rg + at * HV, mask=live, other=1.0),)
+        if PDL:
+            # State and cursors are more than one launch old; only y is not.
+            gdc_wait()
+            gdc_launch_dependents()
         a_rate = tl.exp(tl.load(a_log_ptr + hv).to(tl.float32))
         bias = tl.load(dt_bias_ptr + hv).to(tl.float32)
         gain = tl.load(norm_ptr + dv).to(tl.float32)
@@ -218,6 +226,7 @@ def run(
     units, extra = 4, 0
     if ahead is not None:
         extra = -(-ahead.n_bytes // (128 * 128 * units))
+    pdl = triton_config.PDL and stream.h.device.type != "cpu"
     assert m + PENDING <= RING, "ring too short for the rows of two rounds"
     gdn_kernel[(hv * (dv // bv) + extra, batch)](
         y,
@@ -248,8 +257,10 @@ def run(
         RING=RING,
         PENDING=PENDING,
         PF=units if ahead else 0,
+        PDL=pdl,
         THREADS=128,
         num_warps=4,
+        launch_pdl=pdl,
     )
     gemv(w.w_out, x, None, eps=c.rms_eps, squares=squares, head=dv, stream=stream, pf=pf)
 

@@ -16,9 +16,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from vkengine.models.layout import MoeWeights
 from vkengine.ops.triton_common import prefetch_l2, prefetch_tail, sigmoid, silu, sum8
+from vkengine.ops import triton_config
 from vkengine.ops.triton_config import chunk
 from vkengine.ops.triton_gemv import tile_dot
 from vkengine.rows import Rows, Workspace
@@ -137,6 +139,7 @@ def route_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
     PF: tl.constexpr,
+    PDL: tl.constexpr,
     THREADS: tl.constexpr,
 ):
     pid = tl.program_id(0)
@@ -144,11 +147,13 @@ def route_kernel(
     if PF:
         prefetch_tail(pid, pf_ptr, pf_bytes, pf_from, THREADS)
     if pid < n_router:
-        rows = pid * BE + tl.arange(0, BE)
-        mask = rows < E + 1
-        y = tile_dot(router_ptr, rows, mask, x_ptr, gain_ptr, eps, R, K, BE, BK, 1)
+        e_rows = pid * BE + tl.arange(0, BE)
+        live = e_rows < E + 1
+        y = tile_dot(
+            router_ptr, e_rows, live, x_ptr, gain_ptr, eps, R, K, BE, BK, 1, 8, 1, PDL
+        )
         for r in tl.static_range(R):
-            tl.store(logits_ptr + r * (E + 1) + rows, y[r], mask=mask)
+            tl.store(logits_ptr + r * (E + 1) + e_rows, y[r], mask=live)
         tl.debug_barrier()
         done = tl.atomic_add(counter_ptr, 1, sem="acq_rel")
         if done == n_router - 1:
@@ -159,7 +164,9 @@ def route_kernel(
     else:
         rows = (pid - n_router) * BN + tl.arange(0, BN)
         mask = rows < I
-        gate = tile_dot(shared_up_ptr, rows, mask, x_ptr, gain_ptr, eps, R, K, BN, BK, 1)
+        gate = tile_dot(
+            shared_up_ptr, rows, mask, x_ptr, gain_ptr, eps, R, K, BN, BK, 1, 8, 1, PDL
+        )
         up = tile_dot(shared_up_ptr, rows + I, mask, x_ptr, gain_ptr, eps, R, K, BN, BK, 1)
         for r in tl.static_range(R):
             v = silu(gate[r]) * up[r]
@@ -184,10 +191,14 @@ def gate_up_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
     PF_FROM: tl.constexpr,
+    PDL: tl.constexpr,
     THREADS: tl.constexpr,
 ):
     pid = tl.program_id(0)
     tile = pid // n_pairs
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     code = tl.load(sorted_ptr + pid % n_pairs)
     pair = code % PAIRS
     expert = (code // PAIRS).to(tl.int64)
@@ -235,6 +246,7 @@ def down_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
     PF: tl.constexpr,
+    PDL: tl.constexpr,
     THREADS: tl.constexpr,
 ):
     pid = tl.program_id(0)
@@ -249,16 +261,22 @@ def down_kernel(
     acc = tl.zeros([BN, BK // 8], tl.float32)
     for j in tl.static_range(TOPK + 1):
         if j < TOPK:
-            expert = tl.load(ids_ptr + r * TOPK + j).to(tl.int64)
-            weight = tl.load(weights_ptr + r * TOPK + j)
+            expert = tl.load(ids_ptr + r * TOPK + j, cache_modifier=".cg").to(tl.int64)
         else:
             expert = tl.full([], E, tl.int64)
-            weight = tl.load(shared_ptr + r)
         base = down_ptr + expert * (H * I)
         for c in tl.static_range(I // BK):
             w = tl.load(
                 base + offs + c * BK, mask=mask[:, None], other=0.0, eviction_policy="evict_first"
             ).to(tl.float32)
+            if PDL and j == 0 and c == 0:
+                # The ids are two launches old, so complete: weights may be requested already.
+                gdc_wait()
+                gdc_launch_dependents()
+            if j < TOPK:
+                weight = tl.load(weights_ptr + r * TOPK + j)
+            else:
+                weight = tl.load(shared_ptr + r)
             x = tl.load(act + j * I + c * BK + k).to(tl.float32) * weight
             acc += sum8(w * x[None, :], BN, BK)
     y = tl.sum(acc, axis=1)
@@ -280,6 +298,7 @@ def run(
     dtype = w.gate_up.dtype
     gain = centred(ws, w.norm, dtype)
     bk = chunk(hidden, 4)
+    pdl = triton_config.PDL and stream.h.device.type != "cpu"
     max_rows = 8
     for first in range(0, rows, max_rows):
         r = min(max_rows, rows - first)
@@ -320,8 +339,10 @@ def run(
             BE=be,
             BN=bn,
             BK=bk,
+            PDL=pdl,
             THREADS=128,
             num_warps=4,
+            launch_pdl=pdl,
             **prefetch_args(None, grid, 128, x),
         )
         bn = GATE_UP_BN
@@ -343,8 +364,10 @@ def run(
             BN=bn,
             BK=bk,
             PF_FROM=min(late, tiles - 1) if late < tiles else tiles,
+            PDL=pdl,
             THREADS=128,
             num_warps=4,
+            launch_pdl=pdl,
         )
         bn = DOWN_BN
         warps = max(1, min(4, width // 256))
@@ -364,8 +387,10 @@ def run(
             TOPK=k,
             BN=bn,
             BK=chunk(width, warps),
+            PDL=pdl,
             THREADS=warps * 32,
             num_warps=warps,
+            launch_pdl=pdl,
             **prefetch_args(pf if first + r == rows else None, grid, warps * 32, x),
         )
 
