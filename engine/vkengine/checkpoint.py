@@ -8,6 +8,7 @@ shape, and nothing unknown may be; vision tensors (``model.visual.*``) are skipp
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -111,6 +112,7 @@ class Builder:
     dtype: torch.dtype
     cos: Tensor
     sin: Tensor
+    per_expert: Callable[[str], bool] = field(default=lambda _prefix: False)
 
     def matrix(self, name: str, *shape: int) -> Tensor:
         return self.source(name, shape).to(self.device, self.dtype)
@@ -170,14 +172,14 @@ class Builder:
             down=self.matrix(f"{at}mlp.down_proj.weight", h, i),
         )
 
-    def moe(self, at: str, per_expert: bool) -> MoeWeights:
+    def moe(self, at: str) -> MoeWeights:
         c = self.config
         h, e, i, shared = c.hidden_size, c.num_experts, c.expert_size, c.shared_expert_size
         stacked = e + (shared == i)
         gate_up = torch.empty(stacked, 2 * i, h, device=self.device, dtype=self.dtype)
         down = torch.empty(stacked, h, i, device=self.device, dtype=self.dtype)
         experts = f"{at}mlp.experts."
-        if per_expert:
+        if self.per_expert(experts):
             for n in range(e):
                 gate_up[n, :i] = self.matrix(f"{experts}{n}.gate_proj.weight", i, h)
                 gate_up[n, i:] = self.matrix(f"{experts}{n}.up_proj.weight", i, h)
@@ -203,23 +205,23 @@ class Builder:
             shared_down=None if stacked > e else shared_down,
         )
 
-    def layer(self, at: str, kind: str, per_expert: bool = False) -> LayerWeights:
+    def layer(self, at: str, kind: str) -> LayerWeights:
         mixer = self.gdn(at) if kind == "gdn" else self.attention(at)
-        ffn = self.moe(at, per_expert) if self.config.is_moe else self.mlp(at)
+        ffn = self.moe(at) if self.config.is_moe else self.mlp(at)
         return LayerWeights(mixer, ffn)
 
-    def mtp(self, per_expert: bool) -> MtpWeights:
+    def mtp(self) -> MtpWeights:
         h = self.config.hidden_size
         return MtpWeights(
             norm_embedding=self.gain("mtp.pre_fc_norm_embedding.weight", h),
             norm_hidden=self.gain("mtp.pre_fc_norm_hidden.weight", h),
             fc=self.matrix("mtp.fc.weight", h, 2 * h),
-            layer=self.layer("mtp.layers.0.", "attention", per_expert),
+            layer=self.layer("mtp.layers.0.", "attention"),
             norm=self.gain("mtp.norm.weight", h),
         )
 
-    def model(self, prefix: str, mtp_per_expert: bool | None) -> ModelWeights:
-        """All weights; ``mtp_per_expert`` None leaves the MTP module out."""
+    def model(self, prefix: str, mtp: bool) -> ModelWeights:
+        """All weights, with or without the MTP module."""
         c = self.config
         embed = self.matrix(f"{prefix}embed_tokens.weight", c.vocab_size, c.hidden_size)
         layers = [
@@ -234,7 +236,7 @@ class Builder:
             embed=embed,
             layers=layers,
             head=HeadWeights(c, norm, head),
-            mtp=None if mtp_per_expert is None else self.mtp(mtp_per_expert),
+            mtp=self.mtp() if mtp else None,
             cos=self.cos,
             sin=self.sin,
         )
@@ -243,14 +245,14 @@ class Builder:
 def rotary_tables(
     config: ModelConfig, positions: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin ``[positions, rotary_dim/2]`` fp32 (angles in fp32, as the checkpoints expect)."""
+    """cos and sin ``[positions, rotary_dim/2]`` fp32 (angles in fp32)."""
     index = torch.arange(0, config.rotary_dim, 2, dtype=torch.int64).float()
     frequency = 1.0 / (config.rope_theta ** (index / config.rotary_dim))
     angles = torch.arange(positions).float()[:, None] * frequency[None]
     return angles.cos().to(device), angles.sin().to(device)
 
 
-def _mtp_names(config: ModelConfig, per_expert: bool) -> list[str]:
+def _mtp_names(config: ModelConfig, per_expert: Callable[[str], bool]) -> list[str]:
     """Every ``mtp.*`` tensor the module needs, in the order it is read."""
     names: list[str] = []
 
@@ -260,7 +262,7 @@ def _mtp_names(config: ModelConfig, per_expert: bool) -> list[str]:
 
     meta = torch.device("meta")
     empty = torch.empty(0, device="meta")
-    Builder(config, record, meta, torch.bfloat16, empty, empty).mtp(per_expert)
+    Builder(config, record, meta, torch.bfloat16, empty, empty, per_expert).mtp()
     return names
 
 
@@ -275,12 +277,15 @@ def load_model(
     files = Files.open(folder)
     styles = ("model.language_model.", "model.")
     prefix = next((s for s in styles if f"{s}embed_tokens.weight" in files.where), "model.")
-    per_expert = any(name.startswith("mtp.layers.0.mlp.experts.0.") for name in files.where)
+
+    def per_expert(at: str) -> bool:
+        return f"{at}0.gate_proj.weight" in files.where
+
     wanted = _mtp_names(config, per_expert)
     missing = [name for name in wanted if name not in files.where]
     cos, sin = rotary_tables(config, positions, device)
-    builder = Builder(config, files.read, device, dtype, cos, sin)
-    weights = builder.model(prefix, None if missing else per_expert)
+    builder = Builder(config, files.read, device, dtype, cos, sin, per_expert)
+    weights = builder.model(prefix, mtp=not missing)
     weights.missing_mtp = missing
     tied_copy = {"lm_head.weight"} if config.tied else set()
     known = files.used | set(wanted) | tied_copy
@@ -290,24 +295,20 @@ def load_model(
     return weights
 
 
-def random_model(
-    config: ModelConfig,
-    seed: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    positions: int,
-    mtp: bool = True,
-) -> ModelWeights:
-    """Random weights of the true shape, generated on ``device``. Never lossless, never "real".
+def random_source(
+    config: ModelConfig, seed: int, device: torch.device, dtype: torch.dtype
+) -> Source:
+    """Random tensors by checkpoint name, each drawn from (seed, name) alone, in any order.
 
     Matrices are N(0, 1/in) so that every product keeps the scale of its input, the two that write
     to the residual stream are divided by sqrt(2 * layers), the router is N(0, 4/in) so that its
     choice is sharp, gains are 1, and decays span the range of trained models.
     """
-    generator = torch.Generator(device=device).manual_seed(seed)
+    generator = torch.Generator(device=device)
     depth = (2.0 * config.num_layers) ** -0.5
 
     def source(name: str, shape: tuple[int, ...]) -> Tensor:
+        generator.manual_seed((seed << 32) ^ zlib.crc32(name.encode()))
         if name.endswith("A_log"):
             return torch.empty(shape, device=device).uniform_(1, 16, generator=generator).log_()
         if name.endswith("dt_bias"):
@@ -327,6 +328,19 @@ def random_model(
             0.0, std, generator=generator
         )
 
+    return source
+
+
+def random_model(
+    config: ModelConfig,
+    seed: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    positions: int,
+    mtp: bool = True,
+) -> ModelWeights:
+    """Random weights of the true shape, generated on ``device``. Never lossless, never "real"."""
+    source = random_source(config, seed, device, dtype)
     cos, sin = rotary_tables(config, positions, device)
     builder = Builder(config, source, device, dtype, cos, sin)
-    return builder.model("model.", False if mtp else None)
+    return builder.model("model.", mtp=mtp)

@@ -130,6 +130,7 @@ def parse_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
     rope: Mapping[str, Any] = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if rope.get("rope_type", "default") not in ("default", None):
         raise ConfigError(f"config: rope_type {rope['rope_type']!r} is not served")
+    dtype = text.get("dtype") or text.get("torch_dtype") or raw.get("dtype") or "bfloat16"
     partial = rope.get("partial_rotary_factor", text.get("partial_rotary_factor", 0.25))
     try:
         count = int(text["num_hidden_layers"])
@@ -160,7 +161,7 @@ def parse_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
             max_positions=int(text.get("max_position_embeddings", 32768)),
             mtp_layers=int(text.get("mtp_num_hidden_layers", 0)),
             eos_token_ids=_eos(raw, text),
-            dtype=str(text.get("dtype") or text.get("torch_dtype") or raw.get("dtype") or "bfloat16"),
+            dtype=str(dtype),
         )
     except KeyError as missing:
         raise ConfigError(f"config: field {missing.args[0]!r} is missing") from None
