@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from finalbench.cli import claim, inspect, measure, publish
+from finalbench.cli import claim, inspect, measure, publish, share
 
 app = typer.Typer(
     name="finalbench",
@@ -38,3 +38,4 @@ measure.register(app)
 inspect.register(app)
 publish.register(app)
 claim.register(app)
+share.register(app)

@@ -31,12 +31,18 @@ def register(app: typer.Typer) -> None:
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
     out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("reports"),
+    claims: Annotated[
+        Path | None, typer.Option(help="A claims ledger to show beside what was measured.")
+    ] = None,
+    space: Annotated[
+        bool, typer.Option("--space", help="Also write what makes the folder a static Space.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Render leaderboard.md, report.html and card.md from runs. Needs no server and no network."""
     from finalbench.report import render
 
-    files = [str(path) for path in render(runs, out)]
+    files = [str(path) for path in render(runs, out, claims=claims, space=space)]
     if as_json:
         print_json({"schema_version": 1, "files": files})
     else:

@@ -14,15 +14,20 @@ from finalbench.report.circumstances import run_card, telemetry
 from finalbench.report.claimed import claim_rows
 from finalbench.report.run_view import RunView, draft_label, marks_of
 
+Judged = tuple[RunRecords, Analysis]
+
+
+def read_runs(run_dirs: Sequence[Path]) -> list[Judged]:
+    """Errors: those of reading a run; a stored metrics.json that the records contradict."""
+    return [(load_run(path), aggregate.analyse(path)) for path in run_dirs]
+
 
 def build_page(run_dirs: Sequence[Path], *, ledger: Ledger | None = None) -> view.Page:
-    """Errors: those of reading a run; a stored metrics.json that the records contradict."""
-    return page_of([(load_run(path), aggregate.analyse(path)) for path in run_dirs], ledger=ledger)
+    """`read_runs` and `page_of` in one."""
+    return page_of(read_runs(run_dirs), ledger=ledger)
 
 
-def page_of(
-    runs: Sequence[tuple[RunRecords, Analysis]], *, ledger: Ledger | None = None
-) -> view.Page:
+def page_of(runs: Sequence[Judged], *, ledger: Ledger | None = None) -> view.Page:
     """The page of runs already judged; runs in the order of their ids."""
     ordered = sorted(runs, key=lambda pair: pair[0].run.run_id)
     analyses = [analysis for _, analysis in ordered]

@@ -38,6 +38,32 @@ def page_json(page: Page, made: Sequence[Table]) -> str:
     )
 
 
+def benchmark_action(page: Page) -> str:
+    """`customBiggerIsBetter` entries of benchmark-action, to draw a trend; it judges nothing."""
+    entries = []
+    for cell in page.cells:
+        if cell.decode_tok_s.value is None:
+            continue
+        span = cell.decode_tok_s.interval
+        parts = (
+            phrases.shape_name(cell.model, cell.marks),
+            cell.arm_label,
+            f"{cell.seq_len} in, {cell.output_len} out",
+            cell.sampling,
+            cell.draft,
+        )
+        entry: dict[str, Any] = {
+            "name": ", ".join(parts),
+            "unit": "tok/s",
+            "value": cell.decode_tok_s.value,
+            "extra": phrases.join_words((*phrases.mark_words(cell.marks), cell.run_id)),
+        }
+        if span is not None:
+            entry["range"] = f"± {phrases.significant((span.high - span.low) / 2, 3)}"
+        entries.append(entry)
+    return json.dumps(entries, indent=1, ensure_ascii=False) + "\n"
+
+
 def table_csv(table: Table) -> str:
     """One line per row; `_shown` columns hold the text a reader saw, its cautions included."""
     out = io.StringIO()

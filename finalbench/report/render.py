@@ -8,7 +8,7 @@ from pathlib import Path
 from finalbench.claims import load_ledger
 from finalbench.record import write_atomic
 from finalbench.report import export, html, markdown
-from finalbench.report.build import build_page
+from finalbench.report.build import page_of, read_runs
 from finalbench.report.tables import all_tables, cells_table
 from finalbench.report.view import Page
 
@@ -18,11 +18,20 @@ def render(
 ) -> list[Path]:
     """Read the runs, write the files, return their paths. `claims` is a ledger to show beside them.
 
-    Errors: those of `record.load_run`, and `BundleBroken` where a stored number is not what the
-    records give.
+    Several runs get one page together, and a card each in `cards/`. Errors: those of
+    `record.load_run`, and `BundleBroken` where a stored number is not what the records give.
     """
     ledger = load_ledger(claims) if claims else None
-    return render_page(build_page(run_dirs, ledger=ledger), out_dir, space=space)
+    runs = read_runs(run_dirs)
+    written = render_page(page_of(runs, ledger=ledger), out_dir, space=space)
+    if len(runs) > 1:
+        (out_dir / "cards").mkdir(exist_ok=True)
+        for records, analysis in sorted(runs, key=lambda judged: judged[0].run.run_id):
+            page = page_of([(records, analysis)])
+            path = out_dir / "cards" / f"{records.run.run_id}.md"
+            write_atomic(path, markdown.card(page, all_tables(page)).encode())
+            written.append(path)
+    return written
 
 
 def render_page(page: Page, out_dir: Path, *, space: bool = False) -> list[Path]:
@@ -34,6 +43,7 @@ def render_page(page: Page, out_dir: Path, *, space: bool = False) -> list[Path]
         "card.md": markdown.card(page, made),
         "cells.csv": export.table_csv(cells_table(page.cells)),
         "report.json": export.page_json(page, made),
+        "benchmark-action.json": export.benchmark_action(page),
     }
     if space:
         texts["index.html"] = texts["report.html"]

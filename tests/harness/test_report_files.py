@@ -76,7 +76,17 @@ def test_snapshot_of_random_weights() -> None:
 def test_a_run_folder_gives_every_file(run_dir: Path, tmp_path: Path) -> None:
     written = report.render([run_dir], tmp_path)
     names = {path.name for path in written}
-    assert {"leaderboard.md", "report.html", "card.md", "cells.csv", "report.json"} == names
+    assert names == {
+        "leaderboard.md",
+        "report.html",
+        "card.md",
+        "cells.csv",
+        "report.json",
+        "benchmark-action.json",
+    }
+    trend = json.loads((tmp_path / "benchmark-action.json").read_text())
+    assert len(trend) == 15
+    assert all(entry["value"] > 0 and "unverified" in entry["extra"] for entry in trend)
     text = (tmp_path / "card.md").read_text()
     assert "as fast as stock" in text
     assert "finalbench run --model vk-tiny" in text
@@ -138,6 +148,8 @@ def test_several_runs_share_one_page(tmp_path: Path) -> None:
     ranked = [row for row in page.boards[0].rows if row.position is not None]
     assert ranked[0].run_id == made[1].name
     assert build_page(list(reversed(made))) == page
+    written = {str(path.relative_to(tmp_path)) for path in report.render(made, tmp_path / "out")}
+    assert {f"out/cards/{path.name}.md" for path in made} <= written
 
 
 def test_200_cells_of_5_runs_in_5_seconds(tmp_path: Path) -> None:
