@@ -17,6 +17,7 @@ from finalbench.client.http import StreamClient
 from finalbench.client.load import run_cell
 from finalbench.client.schedule import NS, Job, Load, Outcome
 from finalbench.client.stream import encode_body
+from finalbench.errors import EnvironmentMissing
 from finalbench.testing.launch import toy
 
 HEADROOM = 3.0  # a cell needs a ceiling this many times its own chunk rate
@@ -88,7 +89,7 @@ async def measure(
     """Starts a toy server of its own and measures for about 3 x `seconds`.
 
     `streams`, `tokens_per_chunk` and `prompt_tokens` should be those of the cell.
-    EnvironmentMissing when the server does not start.
+    EnvironmentMissing when the server does not start or nothing can be measured.
     """
     burst = streams if burst_streams is None else burst_streams
     chunking = f"tokens_per_chunk={tokens_per_chunk},stamp=true"
@@ -105,6 +106,8 @@ async def measure(
                 )
 
         top = chunk_rate(await run(f"fast,{chunking}", streams))
+        if top <= 0:
+            raise EnvironmentMissing(f"no chunk of {streams} streams arrived within {seconds:g} s")
         # Streams step at their own times: each starts with a delay of its own.
         step_ms = 2000.0 * streams / top
         half = await run(f"ok,{chunking},step_ms={step_ms:.4f},jitter=0.9", streams)

@@ -34,7 +34,7 @@ def warm(url: str, count: int, rule: WarmRule, *, concurrency: int = 1, length: 
 
 
 def test_a_steady_server_needs_the_window_only(server: ToyThread) -> None:
-    found = warm(server.use("ok,step_ms=4,prefill_ms=4"), 20, WarmRule(noise_ms=8.0))
+    found = warm(server.use("ok,step_ms=4,prefill_ms=4"), 20, WarmRule(noise_ms=500.0))
     assert (found.rounds, found.steady, found.reason) == (3, True, None)
     assert len(found.outcomes) == 3
 
