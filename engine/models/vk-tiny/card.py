@@ -27,6 +27,19 @@ def sources(data: dict[str, Any]) -> str:
     return table(("Debian package", "version", "taken", "licence", "text"), rows)
 
 
+def retokenized(data: dict[str, Any]) -> str:
+    """What the tokenizer's later change did to the tokens, where there was one."""
+    released = data.get("released_tokenizer")
+    if released is None:
+        return ""
+    return f"""
+
+These tokens, and those of the evaluation, were made before NFC normalisation and the splitting
+at combining marks were added to the tokenizer (transformers applies both for this model type).
+Vocabulary and merges are the same; the released tokenizer gives
+{released["train_tokens"]:,} and {released["heldout_tokens"]:,} tokens."""
+
+
 def acceptance(free: dict[str, Any], forced: dict[str, Any]) -> str:
     """Acceptance by position for each depth, both ways of counting."""
     rows = []
@@ -90,7 +103,7 @@ file, by a hash of its path, is held out: {data["train_files"]:,} files
 ({data["train_tokens"]:,} tokens, {data["train_bytes"] / 1e6:.1f} MB) are for training,
 {data["heldout_files"]} files ({data["heldout_tokens"]:,} tokens) are held out. The tokenizer was
 trained on training files alone. The split is by file, so a held-out file can share licence
-headers and idioms with files of the same package.
+headers and idioms with files of the same package.{retokenized(data)}
 
 All of these licences let the text be copied and changed on condition that their notices stay
 with copies of it: PSF-2.0 (Copyright © 2001-2023 Python Software Foundation), BSD, MIT and

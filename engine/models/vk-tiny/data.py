@@ -20,7 +20,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import (
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 
 VOCAB_SIZE = 4096
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -29,10 +37,11 @@ HELDOUT_ONE_IN = 50
 FILE_BYTES = (200, 400_000)
 TOKENIZER_ONE_IN = 4  # the tokenizer sees every fourth training file
 
-# Letters with one leading sign or space, single digits, runs of signs, line ends, spaces.
+# The splitting of Qwen3.5's tokenizer: AutoTokenizer rebuilds it for this model type whatever
+# tokenizer.json says, so the file says the same.
 SPLIT_PATTERN = (
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 CHAT_TEMPLATE = (
@@ -159,7 +168,8 @@ def collect(folder: Path) -> tuple[list[Document], list[Document], list[dict[str
 
 def train_tokenizer(texts: Iterator[str]) -> Tokenizer:
     """Byte-level BPE of `VOCAB_SIZE` entries; the special tokens come first."""
-    tokenizer = Tokenizer(models.BPE())
+    tokenizer = Tokenizer(models.BPE(continuing_subword_prefix="", end_of_word_suffix=""))
+    tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(SPLIT_PATTERN), behavior="isolated"),
@@ -181,7 +191,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """tokenizer.json and the tokenizer_config.json that AutoTokenizer reads."""
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
+        "tokenizer_class": "Qwen3_5Tokenizer",
         "bos_token": None,
         "eos_token": SPECIAL_TOKENS[END_OF_TEXT],
         "pad_token": SPECIAL_TOKENS[END_OF_TEXT],
