@@ -1,6 +1,6 @@
-"""A bare loop over transformers' `generate`: no HTTP, no queue, no second thread.
+"""Bare loops without HTTP: over transformers' `generate`, and over our engine's `step`.
 
-What stock serving is held against, to show that nothing of ours slows it.
+What serving is held against, to show that the server slows neither arm.
 """
 
 from __future__ import annotations
@@ -8,13 +8,16 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.generation.streamers import BaseStreamer
 
 from .sampling import SamplingParams
 from .stock import StockEngine, run_generate
+
+if TYPE_CHECKING:
+    from .engine import Engine
 
 
 class _Clock(BaseStreamer):
@@ -51,17 +54,49 @@ def bare_loop(
         stamps = clock.stamps_s[1:]  # the first call brings the prompt
         spans_s.append(stamps[-1] - stamps[0])
         rates.append((len(stamps) - 1) / spans_s[-1])
+    return _document(engine, rates[1:], spans_s[1:], prompt_tokens, output_tokens)
+
+
+def engine_loop(
+    engine: Engine, *, prompt_tokens: int, output_tokens: int, repeat: int, seed: int = 0
+) -> dict[str, Any]:
+    """The same for an engine of ours, with its default draft: (n - n_first) / (t_last - t_first).
+
+    Several tokens may come in one step, so the first step's are left out, as the first token is.
+    """
+    rng = random.Random(seed)
+    params = SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True, seed=seed)
+    rates: list[float] = []
+    spans_s: list[float] = []
+    for turn in range(repeat + 1):
+        prompt = [rng.randrange(engine.vocab_size) for _ in range(prompt_tokens)]
+        engine.add(f"bench-{turn}", prompt, params)
+        stamps: list[tuple[float, int]] = []
+        while engine.has_work():
+            count = sum(len(output.token_ids) for output in engine.step())
+            if count:
+                stamps.append((time.perf_counter(), count))
+        spans_s.append(stamps[-1][0] - stamps[0][0])
+        rates.append(sum(count for _, count in stamps[1:]) / spans_s[-1])
+    return _document(engine, rates[1:], spans_s[1:], prompt_tokens, output_tokens)
+
+
+def _document(
+    engine: Engine | StockEngine,
+    rates: list[float],
+    spans_s: list[float],
+    prompt_tokens: int,
+    output_tokens: int,
+) -> dict[str, Any]:
+    settings = engine.settings()
     return {
         "schema_version": 1,
-        "decode_tok_s": statistics.median(rates[1:]),
-        "decode_tok_s_repeats": rates[1:],
+        "decode_tok_s": statistics.median(rates),
+        "decode_tok_s_repeats": rates,
         "tokens": output_tokens,
         "prompt_tokens": prompt_tokens,
-        "repeats": repeat,
-        "seconds": statistics.median(spans_s[1:]),
+        "repeats": len(rates),
+        "seconds": statistics.median(spans_s),
         "threads": torch.get_num_threads(),
-        "dtype": engine.settings()["dtype"],
-        "device": engine.settings()["device"],
-        "model": engine.model_name,
-        "weights": engine.settings()["weights"],
+        **{name: settings[name] for name in ("model", "profile", "weights", "dtype", "device")},
     }

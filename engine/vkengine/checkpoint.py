@@ -7,8 +7,8 @@ shape, and nothing unknown may be; vision tensors (``model.visual.*``) are skipp
 
 from __future__ import annotations
 
+import hashlib
 import json
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -308,7 +308,9 @@ def random_source(
     depth = (2.0 * config.num_layers) ** -0.5
 
     def source(name: str, shape: tuple[int, ...]) -> Tensor:
-        generator.manual_seed((seed << 32) ^ zlib.crc32(name.encode()))
+        # A CPU generator takes the low 32 bits alone, so both parts must reach them.
+        key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+        generator.manual_seed(int.from_bytes(key[:8], "big") >> 1)
         if name.endswith("A_log"):
             return torch.empty(shape, device=device).uniform_(1, 16, generator=generator).log_()
         if name.endswith("dt_bias"):

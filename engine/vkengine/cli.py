@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .bringup import (
+    Device,
+    Dtype,
+    Profile,
+    StartFailed,
+    load_engine_for,
+    model_settings,
+    parse_draft,
+    tokenizer_for,
+)
+
 if TYPE_CHECKING:
     from .engine import Engine
-    from .sampling import Draft
     from .tokenizer import Tokenizer
 
 USAGE, ENVIRONMENT, BUG, INTERRUPTED = 2, 3, 70, 130
@@ -24,28 +33,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-
-class StartFailed(Exception):
-    """This machine or checkpoint cannot do what was asked: exit 3."""
-
-
-class Profile(StrEnum):
-    vkae = "vkae"
-    vkue = "vkue"
-    stock = "stock"
-
-
-class Device(StrEnum):
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class Dtype(StrEnum):
-    auto = "auto"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
 
 
 Model = Annotated[
@@ -87,16 +74,16 @@ def serve(
     from .server.serve import PortInUse, bind
     from .server.serve import serve as run
 
-    default_draft = _draft(draft)
+    default_draft = parse_draft(draft)
     api_key = _api_key(api_key_env)
     limits = Limits(max_waiting, max_body_mib << 20, request_s=request_timeout_s)
 
     def load() -> tuple[Engine, Tokenizer | None, dict[str, Any]]:
-        engine = _load(
+        engine = load_engine_for(
             model, profile, weights, device, dtype, threads, max_model_len, max_sequences,
             default_draft,
         )  # fmt: skip
-        return engine, _tokenizer(model), _model_settings(model)
+        return engine, tokenizer_for(model), model_settings(model)
 
     try:
         code = run(
@@ -143,10 +130,12 @@ def generate(
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    tokenizer = _tokenizer(model)
+    tokenizer = tokenizer_for(model)
     if tokenizer is None:
         raise StartFailed(f"'{model}' has no tokenizer.json, so text cannot be read")
-    engine = _load(model, profile, weights, device, dtype, threads, None, 1, _draft(draft))
+    engine = load_engine_for(
+        model, profile, weights, device, dtype, threads, None, 1, parse_draft(draft)
+    )
     try:
         document = generate_text(
             engine, tokenizer, text, params, chat=chat, write=None if as_json else _write
@@ -167,110 +156,56 @@ def bench(
     profile: ProfileOption = Profile.vkae,
     bare: Annotated[bool, typer.Option(help="transformers' generate alone.")] = False,
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 128,
-    output_tokens: Annotated[int, typer.Option(min=2)] = 128,
+    output_tokens: Annotated[int, typer.Option(min=3)] = 128,
     repeat: Annotated[int, typer.Option(min=1)] = 3,
     weights: Weights = "auto",
     device: DeviceOption = Device.auto,
     dtype: DtypeOption = Dtype.auto,
     threads: Threads = None,
     draft: DraftOption = "none",
+    kernels: Annotated[
+        bool, typer.Option(help="On a GPU: rounds on random weights, kernel by kernel.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Times decoding without a server in between."""
-    if bare and profile is not Profile.stock:
-        raise typer.BadParameter("--bare times transformers' generate: use --profile stock")
-    engine = _load(model, profile, weights, device, dtype, threads, None, 1, _draft(draft))
-    try:
-        if profile is Profile.stock:
-            from .bare import bare_loop
+    if bare != (profile is Profile.stock):
+        raise typer.BadParameter("--bare times transformers' generate: it needs --profile stock")
+    if kernels:
+        document, text = _kernels(model, prompt_tokens)
+    else:
+        engine = load_engine_for(
+            model, profile, weights, device, dtype, threads, None, 1, parse_draft(draft)
+        )
+        from . import bare as loops
 
-            document = bare_loop(
-                engine,  # ty: ignore[invalid-argument-type]
-                prompt_tokens=prompt_tokens,
-                output_tokens=output_tokens,
-                repeat=repeat,
-            )
-        else:
-            from .bench import bench_engine
-
-            document = bench_engine(
+        loop: Any = loops.bare_loop if bare else loops.engine_loop
+        try:
+            document = loop(
                 engine, prompt_tokens=prompt_tokens, output_tokens=output_tokens, repeat=repeat
             )
-    finally:
-        engine.close()
+        finally:
+            engine.close()
+        text = f"{document['decode_tok_s']:.1f} tok/s, decode alone, median of {repeat}"
     if as_json:
         _print_json(document)
     else:
-        _write(f"{document['decode_tok_s']:.1f} tok/s, decode alone, median of {repeat}\n")
+        _write(text + "\n")
 
 
-def _load(
-    model: str,
-    profile: Profile,
-    weights: str,
-    device: Device,
-    dtype: Dtype,
-    threads: int | None,
-    max_model_len: int | None,
-    max_sequences: int,
-    default_draft: Draft,
-) -> Engine:
-    """Raises StartFailed for everything a user can mend."""
-    if profile is Profile.stock:
-        if default_draft.method != "none":
-            raise typer.BadParameter("--draft: the stock profile does not draft")
-        from .stock_model import StockLoadError, load_stock
+def _kernels(model: str, context: int) -> tuple[dict[str, Any], str]:
+    import torch
 
-        try:
-            return load_stock(  # ty: ignore[invalid-return-type]
-                model, weights=weights, device=device.value, dtype=dtype.value,
-                threads=threads, max_model_len=max_model_len,
-            )  # fmt: skip
-        except StockLoadError as error:
-            raise StartFailed(str(error)) from error
-    from .checkpoint import CheckpointError
-    from .engine import load_engine
+    from .config import KNOWN_SHAPES
 
-    try:
-        return load_engine(
-            model, profile=profile.value, weights=weights, device=device.value,
-            dtype=dtype.value, threads=threads, max_model_len=max_model_len,
-            max_sequences=max_sequences, default_draft=default_draft,
-        )  # fmt: skip
-    except CheckpointError as error:
-        raise StartFailed(str(error)) from error
+    if model not in KNOWN_SHAPES:
+        raise typer.BadParameter(f"--kernels: '{model}' is none of {', '.join(KNOWN_SHAPES)}")
+    if not torch.cuda.is_available():
+        raise StartFailed("--kernels needs a CUDA device")
+    from .bench import bench_decode, render
 
-
-def _tokenizer(model: str) -> Tokenizer | None:
-    from .digest import checkpoint_folder
-    from .tokenizer import Tokenizer
-
-    folder = checkpoint_folder(model)
-    if folder is None or not (folder / "tokenizer.json").is_file():
-        return None
-    return Tokenizer(folder)
-
-
-def _model_settings(model: str) -> dict[str, Any]:
-    from .digest import checkpoint_folder, model_digest
-    from .server.completions import SAMPLER_DEFAULTS
-
-    folder = checkpoint_folder(model)
-    return {
-        "model_digest": None if folder is None else model_digest(folder),
-        "sampler_defaults": SAMPLER_DEFAULTS,
-    }
-
-
-def _draft(text: str) -> Draft:
-    from .sampling import Draft
-
-    method, _, depth = text.partition(":")
-    if method not in ("none", "mtp", "ngram") or (method == "none") == bool(depth):
-        raise typer.BadParameter(f"--draft '{text}': must be none, mtp:K or ngram:K")
-    if depth and depth != "auto" and not (depth.isdigit() and 1 <= int(depth) <= 8):
-        raise typer.BadParameter(f"--draft '{text}': K is 1 to 8 or auto")
-    return Draft(method, int(depth) if depth.isdigit() else depth or 0)
+    document = bench_decode(model, context=context)
+    return document, render(document)
 
 
 def _api_key(variable: str | None) -> str | None:

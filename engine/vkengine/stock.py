@@ -18,11 +18,11 @@ from transformers.generation.streamers import BaseStreamer
 
 from .output import Output, RequestStats, TokenLogprobs
 from .sampling import SamplingParams
+from .stock_score import capped_logits, score_prompt, score_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-SCORE_ELEMENTS = 1 << 27  # logits held at once when scoring a prompt: 512 MiB of fp32
 # An odd constant keeps (seed, choice) pairs apart in the one seed that torch takes.
 _CHOICE_STRIDE = 0x9E3779B97F4A7C15
 _KERNELS = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d"}
@@ -198,7 +198,7 @@ class _Streamer(BaseStreamer):
             output.prompt_logprobs = self._scores
         if job.params.logprobs is not None:
             assert self._logits is not None
-            output.logprobs = _rows(self._logits, [token_id], job.params.logprobs)
+            output.logprobs = score_rows(self._logits, [token_id], job.params.logprobs)
         if self._count >= job.params.min_tokens and token_id in self._stops:
             output.finish_reason, output.stop_reason = "stop", token_id
         elif self._count >= job.params.min_tokens and token_id in self._eos:
@@ -218,7 +218,7 @@ class _Streamer(BaseStreamer):
             return _Hook(None)
 
         def keep(_module: torch.nn.Module, _inputs: Any, logits: torch.Tensor) -> None:
-            self._logits = _capped(self.model, logits[0, -1:].float())
+            self._logits = capped_logits(self.model, logits[0, -1:].float())
 
         return _Hook(head.register_forward_hook(keep))
 
@@ -263,56 +263,8 @@ def run_generate(
     if params.logit_bias:
         config.sequence_bias = {(int(i),): float(b) for i, b in params.logit_bias.items()}
     ids = torch.tensor([prompt], device=model.device)
-    model.generate(ids, generation_config=config, streamer=streamer)
-
-
-@torch.no_grad()
-def score_prompt(model: PreTrainedModel, prompt: list[int], top: int) -> list[TokenLogprobs | None]:
-    """Teacher-forced: one forward, then each token's rank and log-probability, in fp32.
-
-    Entry 0 is None: nothing predicts the first token. The head runs over as many positions at
-    a time as fit SCORE_ELEMENTS logits.
-    """
-    entries: list[TokenLogprobs | None] = [None]
-    if len(prompt) == 1:
-        return entries
-    ids = torch.tensor([prompt], device=model.device)
-    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]  # [T, H]
-    head = model.get_output_embeddings()
-    rows = max(1, SCORE_ELEMENTS // head.weight.shape[0])
-    for start in range(0, len(prompt) - 1, rows):
-        end = min(start + rows, len(prompt) - 1)
-        logits = _capped(model, head(hidden[start:end]).float())
-        entries += _rows(logits, prompt[start + 1 : end + 1], top)
-    return entries
-
-
-def _capped(model: PreTrainedModel, logits: torch.Tensor) -> torch.Tensor:
-    cap = getattr(model.config.get_text_config(decoder=True), "final_logit_softcapping", None)
-    return logits if cap is None else cap * torch.tanh(logits / cap)
-
-
-def _rows(logits: torch.Tensor, token_ids: list[int], top: int) -> list[TokenLogprobs]:
-    """logits: fp32 [T, V]."""
-    chosen = torch.tensor(token_ids, device=logits.device)[:, None]
-    normaliser = logits.logsumexp(-1, keepdim=True)  # [T, 1]
-    picked = logits.gather(-1, chosen)
-    # Ties go to the lowest id, as everywhere.
-    columns = torch.arange(logits.shape[-1], device=logits.device)
-    ahead = (logits > picked) | ((logits == picked) & (columns < chosen))
-    ranks = (1 + ahead.sum(-1)).tolist()
-    best = logits.topk(min(top, logits.shape[-1]), -1) if top else None
-    values = (picked - normaliser)[:, 0].tolist()
-    sums = normaliser[:, 0].tolist()
-    rows = []
-    for i, token_id in enumerate(token_ids):
-        pairs: list[tuple[int, float]] = []
-        if best is not None:
-            logprobs = (best.values[i] - normaliser[i]).tolist()
-            pairs = list(zip(best.indices[i].tolist(), logprobs, strict=True))
-            pairs.sort(key=lambda pair: (-pair[1], pair[0]))
-        rows.append(TokenLogprobs(token_id, values[i], pairs, ranks[i], sums[i]))
-    return rows
+    generate: Any = model.generate
+    generate(ids, generation_config=config, streamer=streamer)
 
 
 def _check(params: SamplingParams, vocab_size: int) -> None:

@@ -8,16 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
+)
+from transformers.initialization import no_init_weights
 from transformers.utils import logging as transformers_logging
 
+from .checkpoint import CheckpointError, random_source
 from .digest import checkpoint_folder
+from .load import DEFAULT_MAX_LEN, resolve_config
 from .stock import StockEngine
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-DEFAULT_MAX_LEN = 32_768
+    from .config import ModelConfig
+
+_LAYER_TYPES = {"gdn": "linear_attention", "attention": "full_attention"}
 
 
 class StockLoadError(ValueError):
@@ -49,13 +60,11 @@ def load_stock(
         loaded = _read(folder, place, number)
     text = loaded.config.get_text_config(decoder=True)
     longest = int(getattr(text, "max_position_embeddings", None) or DEFAULT_MAX_LEN)
-    if max_model_len is not None and max_model_len > longest:
-        raise StockLoadError(f"max_model_len {max_model_len} is above the model's {longest}")
     return StockEngine(
         loaded,
         model_name=Path(model).name,
         eos_token_ids=_eos(folder, loaded.config),
-        max_model_len=max_model_len or min(longest, DEFAULT_MAX_LEN),
+        max_model_len=min(max_model_len or DEFAULT_MAX_LEN, longest),
         weights="real" if weights == "auto" else weights,
         threads=threads,
     )
@@ -127,16 +136,61 @@ def _check_files(folder: Path) -> None:
             raise StockLoadError(f"checkpoint {folder.name}: {name} is truncated")
 
 
+@torch.no_grad()
 def _random(
     model: str, folder: Path | None, weights: str, device: torch.device, dtype: torch.dtype
 ) -> PreTrainedModel:
-    """The engine's own random weights, so that both arms hold the same numbers."""
+    """The engine's own random weights under transformers' names: both arms hold the same."""
     kind, _, seed = weights.partition(":")
-    if kind != "random" or not seed.isdigit():
+    if kind != "random" or not seed.isdecimal():
         raise StockLoadError(f"weights '{weights}': must be auto or random:SEED")
-    raise StockLoadError(
-        "random weights: the stock profile needs vkengine.checkpoint.random_model, "
-        "which this version does not have"
+    try:
+        shape = resolve_config(model)
+    except CheckpointError as error:
+        raise StockLoadError(str(error)) from error
+    config = text_config(shape) if folder is None else AutoConfig.from_pretrained(folder)
+    with no_init_weights(), torch.device(device):
+        built = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    draw = random_source(shape, int(seed), device, dtype)
+    for name, parameter in built.named_parameters():
+        parameter.copy_(draw(name, tuple(parameter.shape)))
+    built.tie_weights()
+    return built
+
+
+def text_config(shape: ModelConfig) -> PreTrainedConfig:
+    """A known shape as transformers describes it."""
+    fields: dict[str, Any] = {
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "num_hidden_layers": shape.num_layers,
+        "layer_types": [_LAYER_TYPES[kind] for kind in shape.layer_types],
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": shape.rope_theta,
+            "partial_rotary_factor": shape.rotary_dim / shape.head_dim,
+        },
+        "linear_num_key_heads": shape.gdn_key_heads,
+        "linear_num_value_heads": shape.gdn_value_heads,
+        "linear_key_head_dim": shape.gdn_key_dim,
+        "linear_value_head_dim": shape.gdn_value_dim,
+        "linear_conv_kernel_dim": shape.conv_width,
+        "rms_norm_eps": shape.rms_eps,
+        "tie_word_embeddings": shape.tied,
+        "max_position_embeddings": shape.max_positions,
+        "eos_token_id": list(shape.eos_token_ids),
+    }
+    if not shape.is_moe:
+        return Qwen3_5TextConfig(**fields, intermediate_size=shape.intermediate_size)
+    return Qwen3_5MoeTextConfig(
+        **fields,
+        num_experts=shape.num_experts,
+        num_experts_per_tok=shape.experts_per_token,
+        moe_intermediate_size=shape.expert_size,
+        shared_expert_intermediate_size=shape.shared_expert_size,
     )
 
 

@@ -219,6 +219,9 @@ def _compile(source: str) -> Any:
     def refuse(message: str) -> NoReturn:
         raise TemplateError(message)
 
+    def now(form: str) -> str:
+        return datetime.now().strftime(form)
+
     def to_json(value: object, indent: int | None = None) -> str:
         return json.dumps(value, ensure_ascii=False, indent=indent)
 
@@ -226,6 +229,6 @@ def _compile(source: str) -> Any:
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
     )
     environment.filters["tojson"] = to_json
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    functions: dict[str, Any] = {"raise_exception": refuse, "strftime_now": now}
+    environment.globals.update(functions)
     return environment.from_string(source)

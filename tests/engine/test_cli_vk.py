@@ -110,6 +110,8 @@ def test_help_is_fast_and_torch_free() -> None:
         (["serve", "x", "--draft", "mtp"], "mtp:K"),
         (["serve", "x", "--draft", "mtp:9"], "1 to 8"),
         (["bench", "x", "--bare"], "--profile stock"),
+        (["bench", "x", "--profile", "stock"], "--bare"),
+        (["bench", "x", "--kernels"], "none of"),
         (["generate", "x", "hi", "--top-p", "0"], "top_p"),
         (["fly"], "fly"),
     ],

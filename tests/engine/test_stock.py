@@ -11,12 +11,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny import write_checkpoint
+from transformers import AutoModelForCausalLM
 from vkengine.bare import bare_loop
+from vkengine.checkpoint import Builder
+from vkengine.config import KNOWN_SHAPES
 from vkengine.digest import model_digest
+from vkengine.load import load_engine
 from vkengine.output import Output
 from vkengine.sampling import Draft, SamplingParams
-from vkengine.stock import StockEngine, score_prompt
-from vkengine.stock_model import StockLoadError, load_stock
+from vkengine.stock import StockEngine
+from vkengine.stock_model import StockLoadError, load_stock, text_config
+from vkengine.stock_score import score_prompt
 
 PROMPT = [5, 9, 200, 31, 7]
 
@@ -129,7 +134,7 @@ def test_logprobs_are_those_of_the_raw_logits(engine: StockEngine) -> None:
 @pytest.mark.parametrize("elements", [1 << 27, 700])
 def test_prompt_scores(engine: StockEngine, monkeypatch: pytest.MonkeyPatch, elements: int) -> None:
     """Whole, and with the head run over two positions at a time."""
-    monkeypatch.setattr("vkengine.stock.SCORE_ELEMENTS", elements)
+    monkeypatch.setattr("vkengine.stock_score.SCORE_ELEMENTS", elements)
     prompt = [(i * 37) % 300 for i in range(40)]
     entries = score_prompt(engine.model, prompt, 2)
     with torch.no_grad():
@@ -264,3 +269,45 @@ def test_a_damaged_checkpoint_is_named(folder: Path, tmp_path: Path, kind: str, 
 def test_an_unknown_model_is_named() -> None:
     with pytest.raises(StockLoadError, match="no checkpoint 'nowhere'"):
         load_stock("nowhere", device="cpu")
+
+
+def test_random_weights_are_those_of_the_engine() -> None:
+    """Both arms hold the same numbers, so greedy tokens agree; another seed gives others."""
+    greedy = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
+    tokens = {}
+    for seed in (3, 4):
+        stock = load_stock("vk-tiny", weights=f"random:{seed}", device="cpu", threads=1)
+        tokens[seed] = run(stock, PROMPT, **greedy)[0]
+        assert stock.settings()["weights"] == f"random:{seed}"
+        stock.close()
+    ours = load_engine("vk-tiny", weights="random:3", device="cpu", threads=1)
+    ours.add("r", PROMPT, SamplingParams(**greedy))
+    made = []
+    while ours.has_work():
+        made += [i for output in ours.step() for i in output.token_ids]
+    ours.close()
+    assert made == tokens[3] != tokens[4]
+
+
+@pytest.mark.parametrize("name", sorted(KNOWN_SHAPES))
+def test_known_shapes_are_what_transformers_builds(name: str) -> None:
+    """Every parameter is one the engine's loader asks for, with the same shape."""
+    shape = KNOWN_SHAPES[name]
+    with torch.device("meta"):
+        built = AutoModelForCausalLM.from_config(text_config(shape))
+    theirs = {n: tuple(p.shape) for n, p in built.named_parameters()}
+    ours: dict[str, tuple[int, ...]] = {}
+
+    def record(name: str, size: tuple[int, ...]) -> torch.Tensor:
+        ours[name] = size
+        return torch.empty(size, device="meta")
+
+    meta = torch.device("meta")
+    empty = torch.empty(0, device="meta")
+    Builder(shape, record, meta, torch.bfloat16, empty, empty).model("model.", mtp=False)
+    assert theirs == ours
+
+
+def test_random_weights_need_a_seed() -> None:
+    with pytest.raises(StockLoadError, match="random:SEED"):
+        load_stock("vk-tiny", weights="random", device="cpu")

@@ -13,7 +13,8 @@ from .errors import ApiError, field_error
 from .generation import Generation
 from .info import check_model, service_of, tokenizer_of
 from .protocol import ChatBody, CompletionBody, DraftBody, Sampling, parse
-from .render import ChatRenderer, CompletionRenderer, Options
+from .render import CompletionRenderer, Options
+from .render_chat import ChatRenderer
 from .stream import Answer
 
 if TYPE_CHECKING:

@@ -128,8 +128,8 @@ class CompletionBody(Sampling):
         if isinstance(self.prompt, str):
             return [self.prompt]
         if isinstance(self.prompt[0], int):
-            return [self.prompt]  # ty: ignore[invalid-return-type]
-        return self.prompt  # ty: ignore[invalid-return-type]
+            return [self.prompt]  # ty: ignore[invalid-explicit-return]
+        return self.prompt  # ty: ignore[invalid-explicit-return]
 
 
 class TextPart(Body):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from .generation import Choice, Delta, Generation
 
-_quote = json.encoder.encode_basestring_ascii  # type: ignore[attr-defined]
+quote = json.encoder.encode_basestring_ascii  # type: ignore[attr-defined]
 DONE = b"data: [DONE]\n\n"
 
 
@@ -38,7 +38,7 @@ class Options:
 
 
 @dataclass(slots=True)
-class _Track:
+class Track:
     """Where one choice's answer stands."""
 
     head: str
@@ -74,12 +74,11 @@ class Renderer:
         self.options = options
         self.generation = generation
         self._common = (
-            f'{{"id":{_quote(self.id)},"object":"{self.stream_object}",'
-            f'"created":{self.created},"model":{_quote(model)},"choices":['
+            f'{{"id":{quote(self.id)},"object":"{self.stream_object}",'
+            f'"created":{self.created},"model":{quote(model)},"choices":['
         )
         self._tracks = [
-            _Track(f'data: {self._common}{{"index":{choice.index},')
-            for choice in generation.choices
+            Track(f'data: {self._common}{{"index":{choice.index},') for choice in generation.choices
         ]
 
     def chunk(self, delta: Delta) -> bytes:
@@ -90,7 +89,7 @@ class Renderer:
         track.token_count += len(delta.token_ids)
         body = self._opening(delta, track)
         if options.token_ids:
-            body += f',"token_ids":{_ids(delta.token_ids)}'
+            body += f',"token_ids":{ids_json(delta.token_ids)}'
         body += f',"logprobs":{self._logprobs_json(delta, track)}'
         if delta.finish_reason is None:
             body += ',"finish_reason":null}]'
@@ -170,18 +169,18 @@ class Renderer:
             "seed": self.generation.choices[0].params.seed,
         }
 
-    def _opening(self, delta: Delta, track: _Track) -> str:
+    def _opening(self, delta: Delta, track: Track) -> str:
         raise NotImplementedError
 
-    def _content(self, choice: Choice, track: _Track) -> dict[str, Any]:
+    def _content(self, choice: Choice, track: Track) -> dict[str, Any]:
         raise NotImplementedError
 
     def _logprobs(
-        self, entries: Iterable[TokenLogprobs | None], token_ids: Sequence[int], track: _Track
+        self, entries: Iterable[TokenLogprobs | None], token_ids: Sequence[int], track: Track
     ) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _logprobs_json(self, delta: Delta, track: _Track) -> str:
+    def _logprobs_json(self, delta: Delta, track: Track) -> str:
         if not self.options.logprobs:
             return "null"
         return json.dumps(self._logprobs(delta.logprobs or [], delta.token_ids, track))
@@ -200,7 +199,7 @@ class Renderer:
         return self.tokenizer.token_text(token_id)
 
 
-def _ids(token_ids: Sequence[int]) -> str:
+def ids_json(token_ids: Sequence[int]) -> str:
     return f"[{','.join(map(str, token_ids))}]"
 
 
@@ -221,17 +220,17 @@ class CompletionRenderer(Renderer):
     prefix = "cmpl"
     stream_object = object = "text_completion"
 
-    def _opening(self, delta: Delta, track: _Track) -> str:
+    def _opening(self, delta: Delta, track: Track) -> str:
         text, extra = delta.text, ""
         if not track.started:
             track.started = True
             if self.options.echo:
                 text = self._prompt_text(delta.choice) + text
             if self.options.token_ids:
-                extra = f',"prompt_token_ids":{_ids(delta.choice.prompt)}'
-        return f'{track.head}"text":{_quote(text)}{extra}'
+                extra = f',"prompt_token_ids":{ids_json(delta.choice.prompt)}'
+        return f'{track.head}"text":{quote(text)}{extra}'
 
-    def _content(self, choice: Choice, track: _Track) -> dict[str, Any]:
+    def _content(self, choice: Choice, track: Track) -> dict[str, Any]:
         text = "".join(track.text)
         logprobs = None
         if self.options.echo:
@@ -251,7 +250,7 @@ class CompletionRenderer(Renderer):
         return self.tokenizer.decode(choice.prompt, skip_special_tokens=False)
 
     def _logprobs(
-        self, entries: Iterable[TokenLogprobs | None], token_ids: Sequence[int], track: _Track
+        self, entries: Iterable[TokenLogprobs | None], token_ids: Sequence[int], track: Track
     ) -> dict[str, Any]:
         tokens, chosen, tops, offsets = [], [], [], []
         for entry, token_id in zip(entries, token_ids, strict=True):
@@ -271,44 +270,3 @@ class CompletionRenderer(Renderer):
             "top_logprobs": tops,
             "text_offset": offsets,
         }
-
-
-class ChatRenderer(Renderer):
-    prefix = "chatcmpl"
-    stream_object = "chat.completion.chunk"
-    object = "chat.completion"
-
-    def _opening(self, delta: Delta, track: _Track) -> str:
-        opening = ""
-        if not track.started:
-            track.started = True
-            ids = ""
-            if self.options.token_ids:
-                ids = f',"prompt_token_ids":{_ids(delta.choice.prompt)}'
-            opening = (
-                f'{track.head}"delta":{{"role":"assistant","content":""}}{ids},'
-                '"logprobs":null,"finish_reason":null}]}\n\n'
-            )
-        return f'{opening}{track.head}"delta":{{"content":{_quote(delta.text)}}}'
-
-    def _content(self, choice: Choice, track: _Track) -> dict[str, Any]:
-        logprobs = None
-        if self.options.logprobs:
-            logprobs = self._logprobs(track.logprobs, track.token_ids, track)
-        message = {"role": "assistant", "content": "".join(track.text)}
-        return {"message": message, "logprobs": logprobs}
-
-    def _logprobs(
-        self, entries: Iterable[TokenLogprobs | None], token_ids: Sequence[int], track: _Track
-    ) -> dict[str, Any]:
-        content = []
-        for entry, token_id in zip(entries, token_ids, strict=True):
-            if entry is None:
-                continue
-            top = [self._entry(i, value) for i, value in entry.top]
-            content.append({**self._entry(token_id, entry.logprob), "top_logprobs": top})
-        return {"content": content}
-
-    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
-        raw = self.tokenizer.token_bytes(token_id) if self.tokenizer is not None else b""
-        return {"token": self._name(token_id), "logprob": logprob, "bytes": list(raw)}

@@ -9,8 +9,9 @@ import platform
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,8 @@ def serve(
         if stop.received is not None:
             engine.close()
             return stop.exit_code
+        if engine.settings().get("device") == "cpu":
+            settings = {"device_name": cpu_name(), **settings}
         app = create_app(
             engine,
             tokenizer,
@@ -104,6 +107,16 @@ def process_settings() -> dict[str, Any]:
     }
 
 
+def cpu_name() -> str:
+    """What the kernel calls this processor."""
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text("utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
 def _version(name: str) -> str | None:
     try:
         return version(name)
@@ -115,7 +128,7 @@ class _Server(uvicorn.Server):
     """Leaves the signals to `_signals`: uvicorn would raise them again after the shutdown."""
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
+    def capture_signals(self) -> Generator[None]:
         yield
 
 
@@ -140,7 +153,7 @@ class _Stop:
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[_Stop]:
+def _signals() -> Generator[_Stop]:
     # Set even where the parent ignores SIGINT, as shells do for background jobs.
     stop = _Stop()
     before = {n: signal.signal(n, stop.on_signal) for n in (signal.SIGINT, signal.SIGTERM)}

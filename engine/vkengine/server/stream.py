@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import JSONResponse
@@ -99,7 +99,7 @@ def _sent_at_once(send: Send, body: bytes) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def _watch(receive: Receive, generation: Generation, limit_s: float) -> AsyncIterator[None]:
+async def _watch(receive: Receive, generation: Generation, limit_s: float) -> AsyncGenerator[None]:
     """Fails the generation when the client disconnects or the time is over."""
 
     async def until_gone() -> None:
