@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -81,6 +82,15 @@ class Running:
 
     def idle(self) -> bool:
         return not self.driver.running and not self.driver.waiting and not self.driver._jobs
+
+
+def open_request(server: Running, **body: object) -> socket.socket:
+    """Sends a completion request and leaves the socket open."""
+    raw = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n"
+    client = socket.create_connection(("127.0.0.1", server.port))
+    client.sendall(head.encode() + raw)
+    return client
 
 
 @contextlib.contextmanager

@@ -215,3 +215,11 @@ def test_bare_bench(vk: Vk, folder: Path) -> None:
     assert document["schema_version"] == 1
     assert document["decode_tok_s"] == pytest.approx(4 / document["seconds"])
     assert document["threads"] == 1
+
+
+def test_the_readmes_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    readme = Path(__file__).parents[2] / "engine" / "README.md"
+    code = readme.read_text("utf-8").split("```python\n")[1].split("```")[0]
+    exec(compile(code, str(readme), "exec"), {})
+    finished = [line for line in capsys.readouterr().out.splitlines() if "None" not in line]
+    assert sorted(line[0] for line in finished) == ["a", "b"]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from fake_engine import FakeEngine
 from prometheus_client.parser import text_string_to_metric_families
-from serving import Running, running, wait_until
+from serving import Running, open_request, running, wait_until
 from tiny import write_tokenizer
 from vkengine.server.app import Limits
 from vkengine.tokenizer import Tokenizer
@@ -33,20 +33,11 @@ def server(tokenizer: Tokenizer) -> Iterator[Running]:
         yield server
 
 
-def _open(server: Running, **body: object) -> socket.socket:
-    """Sends a completion request and leaves the socket open."""
-    raw = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n"
-    client = socket.create_connection(("127.0.0.1", server.port))
-    client.sendall(head.encode() + raw)
-    return client
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_disconnect_frees_the_slot_within_a_step(tokenizer: Tokenizer, stream: bool) -> None:
     engine = FakeEngine(step_s=0.05)
     with running(engine, tokenizer) as server:
-        client = _open(server, prompt=[5], max_tokens=400, stream=stream)
+        client = open_request(server, prompt=[5], max_tokens=400, stream=stream)
         wait_until(lambda: engine.steps >= 2)
         client.close()
         before = engine.steps
@@ -61,9 +52,9 @@ def test_a_disconnect_frees_the_slot_within_a_step(tokenizer: Tokenizer, stream:
 def test_a_disconnect_in_the_queue_never_reaches_the_engine(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(step_s=0.02, max_sequences=1)
     with running(engine, tokenizer) as server:
-        first = _open(server, prompt=[5], max_tokens=50, stream=True)
+        first = open_request(server, prompt=[5], max_tokens=50, stream=True)
         wait_until(lambda: bool(engine.requests))
-        second = _open(server, prompt=[6], max_tokens=50, stream=True)
+        second = open_request(server, prompt=[6], max_tokens=50, stream=True)
         wait_until(lambda: server.driver.waiting == 1)
         second.close()
         wait_until(lambda: server.driver.waiting == 0)
@@ -75,9 +66,9 @@ def test_a_disconnect_in_the_queue_never_reaches_the_engine(tokenizer: Tokenizer
 def test_a_full_queue_is_a_counted_503(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(step_s=0.02, max_sequences=1)
     with running(engine, tokenizer, limits=Limits(max_waiting=1)) as server:
-        clients = [_open(server, prompt=[5], max_tokens=300)]
+        clients = [open_request(server, prompt=[5], max_tokens=300)]
         wait_until(lambda: bool(engine.requests))
-        clients.append(_open(server, prompt=[6], max_tokens=300))
+        clients.append(open_request(server, prompt=[6], max_tokens=300))
         wait_until(lambda: server.driver.waiting == 1)
         reply = server.complete(prompt=[7])
         assert reply.status == 503
@@ -98,7 +89,7 @@ def test_the_queue_is_first_come_first_served(tokenizer: Tokenizer) -> None:
     with running(engine, tokenizer) as server:
         clients = []
         for i in range(12):
-            clients.append(_open(server, prompt=[100 + i], max_tokens=6))
+            clients.append(open_request(server, prompt=[100 + i], max_tokens=6))
             wait_until(lambda: len(engine.admitted) + server.driver.waiting == len(clients))
         wait_until(server.idle)
         assert engine.admitted == [[100 + i] for i in range(12)]
@@ -132,7 +123,7 @@ def test_many_clients_lose_and_double_no_token(tokenizer: Tokenizer) -> None:
         def one(i: int) -> None:
             body = {"prompt": [1 + i % 300, 7], "seed": i, "max_tokens": 20 + i % 30}
             if i % 5 == 0:
-                client = _open(server, **body, stream=True)
+                client = open_request(server, **body, stream=True)
                 time.sleep(rng.random() * 0.01)
                 client.close()
                 return
@@ -275,7 +266,7 @@ def test_metrics_are_prometheus_and_count(tokenizer: Tokenizer) -> None:
 def test_closing_ends_open_streams_and_the_engine(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(step_s=0.05)
     with running(engine, tokenizer) as server:
-        client = _open(server, prompt=[5], max_tokens=400, stream=True)
+        client = open_request(server, prompt=[5], max_tokens=400, stream=True)
         wait_until(lambda: engine.steps > 1)
     assert engine.closed
     assert not server.driver._thread.is_alive()
