@@ -112,6 +112,7 @@ def run(
     """
     from finalbench.cli.finish import exit_code_of, finish
     from finalbench.cli.live import shown
+    from finalbench.hub.redact import scrub_command, secret_values
     from finalbench.runner import Options, execute
 
     resolved = resolve(
@@ -133,7 +134,7 @@ def run(
         resume=_run_folder(resume, results_dir),
         fresh=fresh,
         endpoints=_endpoints(runtime, endpoint or [], resolved.arms),
-        command=("finalbench", *sys.argv[1:]),
+        command=tuple(scrub_command(["finalbench", *sys.argv[1:]], secret_values(environment()))),
     )
     with shown(quiet=quiet, bar=not no_progress) as progress:
         outcome = execute(resolved, options, progress)
