@@ -1,0 +1,118 @@
+"""`verify`, `compare`, `gate`, `claim` as typed: each calls its function, ends by its code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import report_runs as runs
+
+from finalbench.bundle import seal
+from finalbench.claims import load_ledger
+
+SMALL = ("workload.requests=2", "measure.blocks=3", "axes.seq_len=[512]")
+
+
+def typed(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {k: v for k, v in os.environ.items() if k != "GITHUB_STEP_SUMMARY"}
+    return subprocess.run(
+        [sys.executable, "-m", "finalbench", *words],
+        capture_output=True,
+        text=True,
+        env={**kept, **environment},
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = runs.make_run(tmp_path_factory.mktemp("runs"), runs.scenario(*SMALL))
+    seal(path)
+    return path
+
+
+def test_verify_names_the_damaged_file(run_dir: Path, tmp_path: Path) -> None:
+    assert typed("verify", str(run_dir)).returncode == 0
+    copy = tmp_path / run_dir.name
+    copy.mkdir()
+    for path in run_dir.iterdir():
+        if path.is_file():
+            (copy / path.name).write_bytes(path.read_bytes())
+    servers = copy / "servers.jsonl"
+    servers.write_bytes(servers.read_bytes().replace(b"vk", b"vx", 1))
+    broken = typed("verify", str(copy), "--json")
+    assert broken.returncode == 5
+    (found,) = json.loads(broken.stdout)["runs"]
+    assert "servers.jsonl" in {problem["file"] for problem in found["problems"]}
+
+
+def test_gate_writes_every_format_and_ends_by_its_outcome(run_dir: Path, tmp_path: Path) -> None:
+    junit, markdown, page = (tmp_path / name for name in ("j.xml", "v.md", "summary.md"))
+    done = typed(
+        "gate",
+        f"--baseline={run_dir}",
+        f"--candidate={run_dir}",
+        f"--junit={junit}",
+        f"--markdown={markdown}",
+        "--json",
+        GITHUB_STEP_SUMMARY=str(page),
+    )
+    document = json.loads(done.stdout)
+    assert done.returncode == document["exit_code"] in (0, 6), done.stderr
+    assert ElementTree.parse(junit).getroot().tag == "testsuite"
+    assert "finalbench gate" in markdown.read_text() == page.read_text()
+
+
+def test_gate_pins_a_baseline_and_reads_it_back(run_dir: Path, tmp_path: Path) -> None:
+    pin = tmp_path / "baseline.json"
+    assert typed("gate", f"--baseline={pin}", f"--pin={run_dir}").returncode == 0
+    again = typed("gate", f"--baseline={pin}", f"--candidate={run_dir}", "--json")
+    assert json.loads(again.stdout)["baseline_run"] == run_dir.name
+
+
+def test_compare_shows_every_cell(run_dir: Path) -> None:
+    done = typed("compare", str(run_dir), str(run_dir), "--json")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["cells"]) > 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["gate", "--baseline", "RUN"], "--candidate"),
+        (["gate", "--baseline", "RUN", "--candidate", "RUN", "--family", "x"], "base or all"),
+        (["gate", "--baseline", "nowhere", "--candidate", "RUN"], "neither a run folder"),
+        (["claim", "show", "nothing", "--ledger", "LEDGER"], "no claim 'nothing'"),
+    ],
+)
+def test_bad_input_is_exit_2(run_dir: Path, tmp_path: Path, words: list[str], said: str) -> None:
+    ledger = tmp_path / "claims.yaml"
+    ledger.write_text("schema_version: 1\nclaims: []\n")
+    known = {"RUN": str(run_dir), "LEDGER": str(ledger)}
+    done = typed(*(known.get(word, word) for word in words))
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_claim_is_added_shown_and_listed(run_dir: Path, tmp_path: Path) -> None:
+    ledger = f"--ledger={tmp_path / 'claims.yaml'}"
+    added = typed("claim", "add", "mine", str(run_dir), "--who=us", "--title=a page", ledger)
+    assert added.returncode == 0, added.stderr
+    assert load_ledger(tmp_path / "claims.yaml").get("mine").status == "self-reported"
+    assert (
+        typed("claim", "add", "mine", str(run_dir), "--who=us", "--title=x", ledger).returncode == 2
+    )
+    (row,) = json.loads(typed("claim", "list", ledger, "--json").stdout)["claims"]
+    assert row["id"] == "mine"
+    assert "self-reported" in typed("claim", "show", "mine", ledger).stdout
+    # The same host cannot replicate its own claim.
+    same = typed("claim", "replicate", "mine", str(run_dir), "--by=us", ledger)
+    assert same.returncode == 5
+    assert "no claim is stale" in typed("claim", "check", str(run_dir), ledger).stdout
