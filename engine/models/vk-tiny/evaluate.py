@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from blocks import Config
 from data import END_OF_TEXT, bucket, load_tokens
-from model import Config, Network
+from model import Network
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F

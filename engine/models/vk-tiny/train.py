@@ -23,8 +23,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from blocks import Config, compile_blocks
 from data import load_tokens
-from model import Config, Network, compile_blocks
+from model import Network
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
