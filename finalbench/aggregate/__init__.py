@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from finalbench.aggregate.analysis import analyse, baseline_arms
+from finalbench.aggregate.analysis import analyse, baseline_arms, twins
 from finalbench.aggregate.board import leaderboard
 from finalbench.aggregate.compare import compare
 from finalbench.aggregate.rows import (
+    AaRow,
     Analysis,
     BareComparison,
     Board,
@@ -23,6 +24,7 @@ from finalbench.aggregate.rows import (
 from finalbench.aggregate.summary import summary
 
 __all__ = [
+    "AaRow",
     "Analysis",
     "BareComparison",
     "Board",
@@ -41,4 +43,5 @@ __all__ = [
     "compare",
     "leaderboard",
     "summary",
+    "twins",
 ]

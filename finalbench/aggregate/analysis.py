@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from finalbench.aggregate.compare import compare, with_holm
 from finalbench.aggregate.headline import base_cell, domain_split, headline
 from finalbench.aggregate.rows import (
+    AaRow,
     Analysis,
     BareComparison,
     Comparison,
@@ -44,6 +45,7 @@ def analyse(run_dir: Path | RunRecords) -> Analysis:
         for cell in derived.metrics.cells
     )
     arms = tuple(dict.fromkeys(c.arm for c in derived.metrics.cells))
+    copies = twins(run.scenario)
     return Analysis(
         run_id=run.run_id,
         path=str(records.path),
@@ -57,10 +59,12 @@ def analyse(run_dir: Path | RunRecords) -> Analysis:
         rows=rows,
         equality=derived.equality,
         violations=violations,
-        headline=headline(rows, model=model_name(run), baselines=baselines, run=run),
+        headline=headline(rows, model=model_name(run), baselines=(*baselines, *copies), run=run),
         spread=tuple(s for arm in arms for s in axis_spread(rows, arm)),
         variance=tuple(variance_table(records, rows, arm) for arm in arms),
-        domains=domain_split(rows, baselines),
+        domains=domain_split(rows, (*baselines, *copies)),
+        aa=_aa(derived.metrics.cells, copies, violations),
+        aa_reason=None if copies else "not measured: the scenario has no second copy of an arm",
         bare_loop=_bare(run, rows, baselines),
         bare_loop_raw=run.bare_loop,
         rolls=run.rolls,
@@ -72,10 +76,23 @@ def analyse(run_dir: Path | RunRecords) -> Analysis:
 
 
 def baseline_arms(scenario: Scenario) -> tuple[str, ...]:
-    """The declared baseline and every other stock arm of the scenario."""
+    """The declared baseline and every other stock arm of the scenario, second copies left out."""
+    copies = twins(scenario)
     found = [scenario.baseline] if scenario.baseline else []
     found += [a for a in scenario.arms if a in ARMS and ARMS[a].profile.startswith("stock")]
-    return tuple(dict.fromkeys(found))
+    return tuple(a for a in dict.fromkeys(found) if a not in copies)
+
+
+def twins(scenario: Scenario) -> dict[str, str]:
+    """Arm -> the arm it is a second copy of: both start the same server."""
+    first: dict[tuple[str, str], str] = {}
+    found: dict[str, str] = {}
+    for name in scenario.arms:
+        if name in ARMS:
+            original = first.setdefault((ARMS[name].engine, ARMS[name].profile), name)
+            if original != name:
+                found[name] = original
+    return found
 
 
 def model_name(run: Run) -> str:
@@ -120,6 +137,30 @@ def _comparisons(
         for cell_id, comparison in with_holm(family).items():
             found.setdefault(cell_id, []).append(comparison)
     return {cell_id: tuple(value) for cell_id, value in found.items()}
+
+
+def _aa(
+    cells: Sequence[CellRow], copies: Mapping[str, str], violations: Sequence[Violation]
+) -> tuple[AaRow, ...]:
+    """Each cell of a second copy against the same cell of the first."""
+    first = {(c.arm, c.pair_key, c.draft_label): c for c in reversed(cells)}
+    found = []
+    for cell in cells:
+        original = copies.get(cell.arm)
+        if original is None:
+            continue
+        key = (original, cell.pair_key, cell.draft_label)
+        if key in first:
+            found.append(
+                AaRow(
+                    arm=original,
+                    twin=cell.arm,
+                    cell_id=cell.id,
+                    label=label(cell),
+                    comparison=compare(cell, first[key], violations),
+                )
+            )
+    return tuple(found)
 
 
 def _row(

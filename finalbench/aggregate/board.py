@@ -34,7 +34,8 @@ def leaderboard(analyses: Sequence[Analysis]) -> list[Board]:
 def _base_rows(analysis: Analysis) -> list[ResultRow]:
     bases = [r.cell for r in analysis.rows if r.cell.axis == "base"]
     pair_keys = {c.pair_key for c in bases}
-    return [r for r in analysis.rows if r.cell.pair_key in pair_keys]
+    copies = {a.twin for a in analysis.aa}
+    return [r for r in analysis.rows if r.cell.pair_key in pair_keys and r.cell.arm not in copies]
 
 
 def _key(analysis: Analysis, row: ResultRow) -> tuple[tuple[str, str], ...]:

@@ -170,6 +170,16 @@ class VarianceTable(Frozen):
     reason: str | None
 
 
+class AaRow(Frozen):
+    """An arm against a second copy of itself: what counts as a difference on this machine."""
+
+    arm: str
+    twin: str
+    cell_id: str
+    label: str
+    comparison: Comparison
+
+
 class DomainSplit(Frozen):
     """The headline cell by prompt domain; a drafter fitted to some prompts shows here."""
 
@@ -210,6 +220,8 @@ class Analysis(Frozen):
     spread: tuple[SpreadRow, ...]
     variance: tuple[VarianceTable, ...]
     domains: tuple[DomainSplit, ...]
+    aa: tuple[AaRow, ...]
+    aa_reason: str | None
     bare_loop: BareComparison
     bare_loop_raw: BareLoop | None
     rolls: tuple[Roll, ...]

@@ -40,6 +40,7 @@ def summary(run_dir: Path | Analysis) -> dict[str, Any]:
         "status": found.status,
         "headline": {name: head[name] for name in HEADLINE_FIELDS},
         "bare_loop": found.bare_loop.model_dump(mode="json"),
+        "aa": [a.model_dump(mode="json") for a in found.aa],
         "cells": [_cell(row) for row in found.rows],
         "spread": [s.model_dump(mode="json") for s in found.spread],
         "violations": [v.model_dump(mode="json") for v in found.violations],

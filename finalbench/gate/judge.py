@@ -120,11 +120,14 @@ def _cells(
 ) -> tuple[list[GateCell], list[tuple[str, str]]]:
     """Comparable cells of arms that are no baseline, and what is wrong with the others."""
     before = {r.cell.id: r for r in old.rows}
+    copies = {a.twin for a in new.aa}
     found: list[GateCell] = []
     faults: list[tuple[str, str]] = []
     for row in new.rows:
         if not row.comparisons and any(r.comparisons for r in new.rows):
             continue  # the baseline arm itself
+        if row.cell.arm in copies:
+            continue  # a second copy of an arm, there for the noise floor
         other = before.get(row.cell.id)
         fault = "is not in the baseline run" if other is None else _fault(other, row)
         if fault is not None:

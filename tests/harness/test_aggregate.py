@@ -367,6 +367,35 @@ def test_analyse_reads_a_folder_and_trusts_only_its_records(tmp_path: Path) -> N
         analyse(run)
 
 
+def test_g05_g14_second_copies_show_the_noise_floor_and_nothing_else() -> None:
+    spec = scenario(arms=("vk", "stock", "vk-aa", "stock-aa"))
+    found = analyse(
+        make_records(
+            a_run(spec), step_ms={"vk": 5.0, "vk-aa": 5.0, "stock": 20.0, "stock-aa": 20.0}
+        )
+    )
+    assert found.headline.arm == "vk"
+    assert found.headline.against == "stock"
+    assert {(a.arm, a.twin) for a in found.aa} == {("vk", "vk-aa"), ("stock", "stock-aa")}
+    for row in found.aa:
+        assert row.comparison.ratio == pytest.approx(1.0, abs=0.02)
+        assert row.comparison.verdict is not Verdict.FASTER
+        assert row.comparison.against == row.arm
+    assert found.aa_reason is None
+    ids = {r.row.cell.arm for board in leaderboard([found]) for r in board.rows}
+    assert ids == {"vk", "stock"}
+    assert ANALYSIS.aa == ()
+    assert ANALYSIS.aa_reason == "not measured: the scenario has no second copy of an arm"
+    assert len(summary(found)["aa"]) == len(found.aa) == 9
+
+
+def test_g04_an_offset_of_one_copy_is_seen() -> None:
+    spec = scenario(arms=("vk", "stock", "vk-aa"))
+    steps = {"vk": 5.0, "vk-aa": 5.0 * 1.46, "stock": 20.0}
+    found = analyse(make_records(a_run(spec), step_ms=steps))
+    assert {a.comparison.verdict for a in found.aa} == {Verdict.SLOWER}
+
+
 def test_a_run_without_baseline_states_why_there_is_no_ratio() -> None:
     alone = scenario(arms=("vk",), baseline=None)
     found = analyse(make_records(a_run(alone)))
