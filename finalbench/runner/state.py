@@ -11,6 +11,7 @@ import datetime
 from dataclasses import dataclass
 from pathlib import Path
 
+from finalbench.bundle import unseal
 from finalbench.errors import BundleBroken, EnvironmentMissing, UsageError
 from finalbench.provenance import Provenance
 from finalbench.record import (
@@ -129,6 +130,7 @@ def _reopen(path: Path, plan: Plan, provenance: Provenance, command: tuple[str, 
         )
     )
     run = run.model_copy(update={"status": "running", "rolls": tuple(rolls)})
+    unseal(path)
     writer.write_run(run)
     return Opened(writer, run, records.requests, records.scores, records.prompts, resumed=True)
 

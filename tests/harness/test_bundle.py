@@ -289,3 +289,24 @@ def test_a_flipped_byte_in_100_mb_is_named_in_under_2_seconds(sealed: Path) -> N
     start = time.monotonic()
     assert named(sealed) == [("logs/big.log", None)]
     assert time.monotonic() - start < 2.0
+
+
+def test_a_resumed_run_is_no_longer_sealed(tmp_path: Path) -> None:
+    """Else its stale metrics.json would be held against the records that are added."""
+    from finalbench.runner.state import open_run
+
+    records = make_records(a_run(status="cancelled"))
+    run = write_run(tmp_path / "run", records)
+    seal(run, now_utc=NOW)
+    opened = open_run(
+        scenario=records.run.scenario,
+        plan=records.run.plan,
+        provenance=records.run.provenance,
+        results=tmp_path,
+        resume=run,
+        command=("finalbench", "run"),
+    )
+    opened.writer.close()
+    assert opened.resumed
+    assert not (run / MANIFEST_FILE).exists()
+    assert not (run / METRICS_FILE).exists()
