@@ -130,7 +130,7 @@ def _hero(headline: Headline) -> dict[str, Any]:
     mine = headline.decode_tok_s.value or 0.0
     base = (versus.against_decode_tok_s or 0.0) if versus else 0.0
     top = max(mine, base) or 1.0
-    bars = [_bar(headline.arm_label, mine, top, "mine")]
+    bars = [_bar(headline.arm_label, mine, top, "mine")] if mine else []
     ratio = note = ""
     if versus and versus.ratio.value is not None:
         bars.append(_bar(versus.against_label, base, top, "base"))
@@ -182,17 +182,21 @@ def _links(page: Page, broken: int) -> list[dict[str, Any]]:
 
 
 def _equality_intro(page: Page) -> str:
-    rows = page.equality
-    if not rows:
-        return ""
-    bad = sum(row.result.startswith("divergent") for row in rows)
+    """The answer in one sentence; what was not judged is never counted as equal."""
+    rows = [row for row in page.equality if row.result != "not_applicable"]
+    open_rows = [row for row in rows if row.result == "not_judged"]
+    bad = [row for row in rows if row.result.startswith("divergent")]
     positions = sum(row.positions for row in rows)
     ties = sum(row.ties for row in rows)
     judged = f"{positions:,} token positions of timed requests were judged"
+    if ties:
+        judged += f", {ties} of them ties within the bound"
+    left = f" {len(open_rows)} of {len(rows)} comparisons could not be made." if open_rows else ""
     if bad:
-        return f"No: {bad} of {len(rows)} comparisons diverge. {judged}, {ties} of them ties."
-    tail = f", {ties} of them ties within the bound" if ties else ""
-    return f"Yes, in every comparison made: {judged}{tail}."
+        return f"No: {len(bad)} of {len(rows)} comparisons diverge; {judged}.{left}"
+    if len(open_rows) == len(rows):
+        return "Not known: no comparison could be made." if rows else ""
+    return f"Yes, in every comparison made: {judged}.{left}"
 
 
 def _nothing_failed(page: Page) -> str:

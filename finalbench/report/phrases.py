@@ -122,11 +122,16 @@ def why(measured: Measured) -> str:
 def headline_sentence(headline: Headline) -> str:
     """The one sentence a stranger takes away; the ratio never stands without its baseline."""
     name = shape_name(headline.model, headline.marks)
-    rate = f"{tok_s(headline.decode_tok_s.value)} tok/s"
     versus = headline.comparison
+    if headline.decode_tok_s.value is None:
+        return f"No rate for {headline.arm_label} on {name}: {why(headline.decode_tok_s)}."
+    rate = f"{tok_s(headline.decode_tok_s.value)} tok/s"
     if versus is None or versus.ratio.value is None:
         missing = why(versus.ratio) if versus else "no baseline in this run"
-        return f"{headline.arm_label} decodes {name} at {rate} ({missing}) on {headline.hardware}."
+        return (
+            f"{headline.arm_label} decodes {name} at {rate} on {headline.hardware}; "
+            f"no ratio: {missing}."
+        )
     base = versus.against_label
     against = f"{rate} against {tok_s(versus.against_decode_tok_s)}"
     ratio = times(versus.ratio.value)

@@ -34,7 +34,9 @@ _EQUALITY_COLUMNS = (
 
 def _equality_row(row: EqualityRow) -> tuple[Entry, ...]:
     base = row.result.split("(")[0]
-    tone = {"identical": "good", "ties": "good", "divergent": "bad"}.get(base, "")
+    tone = {"identical": "good", "ties": "good", "divergent": "bad", "not_judged": "caution"}.get(
+        base, ""
+    )
     return (
         word(row.model),
         word(row.comparison),
@@ -43,7 +45,7 @@ def _equality_row(row: EqualityRow) -> tuple[Entry, ...]:
         number(row.prompts, str(row.prompts)),
         number(row.positions, str(row.positions)),
         number(row.ties, str(row.ties)),
-        word(row.first_divergence or "none"),
+        word(row.first_divergence or ("none" if row.positions else None)),
         number(row.tie_bound, phrases.significant(row.tie_bound, 2)),
         number(row.self_rate, phrases.share(row.self_rate)),
         word(row.run_id),

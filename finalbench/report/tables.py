@@ -67,7 +67,9 @@ def _board_row(row: BoardRow, leader: bool) -> tuple[Entry, ...]:
 
 
 def board_table(board: Board, index: int = 0) -> Table:
-    first = next((row.position for row in board.rows if row.position is not None), None)
+    # A leader is marked only where some other row is measurably behind it.
+    places = sorted({row.position for row in board.rows if row.position is not None})
+    first = places[0] if len(places) > 1 else None
     rows = tuple(
         _board_row(row, row.position is not None and row.position == first) for row in board.rows
     )

@@ -58,7 +58,9 @@ def spec_faults(cell: Cell, spec: Spec, tokens: int) -> Iterator[tuple[str, dict
             f"{spec.accepted_tokens} accepted of {spec.draft_tokens} proposed",
             {"accepted": spec.accepted_tokens, "proposed": spec.draft_tokens},
         )
-    if not spec.drafts <= spec.draft_tokens <= spec.drafts * width:
+    # A prompt lookup may find nothing and `auto` may choose none: such a round proposes no token.
+    least = 0 if method == "ngram" or k == "auto" else spec.drafts
+    if not least <= spec.draft_tokens <= spec.drafts * width:
         yield (
             f"{spec.draft_tokens} proposed in {spec.drafts} rounds of up to {width}",
             {"proposed": spec.draft_tokens, "rounds": spec.drafts, "k": width},

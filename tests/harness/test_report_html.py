@@ -11,7 +11,7 @@ import report_pages as pages
 
 from finalbench.report import html, phrases
 from finalbench.report.tables import all_tables
-from finalbench.report.view import Page
+from finalbench.report.view import Measured, Page
 
 
 class _Reader(HTMLParser):
@@ -215,3 +215,38 @@ def test_a_headline_without_a_ratio_gives_the_reason() -> None:
 )
 def test_significant_digits(value: float | None, text: str) -> None:
     assert phrases.significant(value) == text
+
+
+def test_a_run_without_a_rate_says_so_and_draws_no_bar() -> None:
+    lead = pages.headline()
+    none = Measured(reason="invalid: settings_unread: no settings were read back")
+    text = render(
+        pages.page().model_copy(
+            update={
+                "headlines": (lead.model_copy(update={"decode_tok_s": none, "comparison": None}),)
+            }
+        )
+    )
+    said = text[text.index("<h1") : text.index('<nav class="toc"')]
+    assert "No rate for VKAE on vk-tiny: invalid: settings_unread" in said
+    assert "tok/s" not in said
+
+
+@pytest.mark.parametrize(
+    ("results", "answer"),
+    [
+        (("identical", "ties(3)", "not_applicable"), "Yes, in every comparison made"),
+        (("identical", "divergent"), "No: 1 of 2 comparisons diverge"),
+        (("not_judged", "not_judged", "not_applicable"), "Not known"),
+        (("identical", "not_judged"), "1 of 2 comparisons could not be made"),
+    ],
+)
+def test_the_answer_on_equality_counts_only_what_was_judged(
+    results: tuple[str, ...], answer: str
+) -> None:
+    row = pages.page().equality[0]
+    rows = tuple(row.model_copy(update={"result": result}) for result in results)
+    text = render(pages.page().model_copy(update={"equality": rows}))
+    assert answer in text
+    if answer != "Yes, in every comparison made":
+        assert "Yes, in every comparison made: " not in text or "could not be made" in text
