@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,8 +14,7 @@ from typing import Literal
 
 from finalbench.errors import FinalbenchError
 from finalbench.provenance import list_gpus, usable_cores
-from finalbench.runtime.process import ServerProcess, choose_port
-from finalbench.runtime.ready import wait_ready
+from finalbench.runtime.process import choose_port
 from finalbench.runtime.server import COMMAND_VARIABLE, vk_executable
 
 _VARIABLES = (
@@ -31,6 +28,7 @@ _VARIABLES = (
 )
 _SECRETS = ("HF_TOKEN", "HF_OIDC_RESOURCE")
 _NEEDED_DISK_GB = 1.0
+_CEILING_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +44,10 @@ class Check:
         return asdict(self)
 
 
-def check_machine(environment: Mapping[str, str], results: Path) -> list[Check]:
-    """All checks, in the order a run would need them."""
+def check_machine(
+    environment: Mapping[str, str], results: Path, *, streams: tuple[int, ...] = (1, 64)
+) -> list[Check]:
+    """All checks, in the order a run would need them. `streams`: where the client is timed."""
     return [
         _python(),
         *_engine(environment),
@@ -55,7 +55,7 @@ def check_machine(environment: Mapping[str, str], results: Path) -> list[Check]:
         _containers(),
         _disk(results),
         _port(),
-        _client(environment),
+        *_client(streams),
         _variables(environment),
     ]
 
@@ -121,40 +121,27 @@ def _port() -> Check:
         return Check("port", "FAIL", f"no port on 127.0.0.1: {error.strerror}")
 
 
-def _client(environment: Mapping[str, str]) -> Check:
-    """How many chunks a second the client reads from a server that costs nothing."""
-    port = choose_port()
-    log = Path(f"/tmp/finalbench-doctor-{port}.log")
-    command = [sys.executable, "-m", "finalbench.testing.toy", "--port", str(port)]
-    process = ServerProcess.start([*command, "--behaviour", "fast"], log, environment)
-    base_url = f"http://127.0.0.1:{port}"
+def _client(streams: tuple[int, ...]) -> list[Check]:
+    """How much the client itself takes, against a toy server on this machine."""
+    return [_ceiling(count) for count in streams]
+
+
+def _ceiling(streams: int) -> Check:
+    from finalbench.client.ceiling import measure
+
+    name = f"client x{streams}"
     try:
-        wait_ready(
-            base_url,
-            timeout_s=30,
-            dead=lambda: "the toy server ended" if process.exit_code() is not None else None,
-        )
-        rate = asyncio.run(_chunk_rate(base_url))
+        found = asyncio.run(measure(streams=streams, seconds=_CEILING_S))
     except FinalbenchError as error:
-        return Check("client", "warn", f"its ceiling was not measured: {error}")
-    finally:
-        process.stop()
-        log.unlink(missing_ok=True)
-    return Check("client", "ok", f"reads {rate:,.0f} chunks/s, one stream", {"chunks_s": rate})
-
-
-async def _chunk_rate(base_url: str) -> float:
-    from finalbench.client.http import StreamClient
-    from finalbench.client.stream import complete
-
-    body = {"model": "toy", "prompt": [1, 2, 3], "max_tokens": 1000, "ignore_eos": True}
-    rates = []
-    async with StreamClient() as client:
-        for _ in range(3):
-            begun = time.monotonic()
-            result = await complete(client, base_url, body)
-            rates.append(len(result.chunks) / (time.monotonic() - begun))
-    return round(statistics.median(rates), 0)
+        return Check(name, "warn", f"not measured: {error}")
+    late, drain = found.added_p99_ms, found.burst_drain_ms
+    text = f"{found.chunks_per_s:,.0f} chunks/s over {streams} streams"
+    if late is not None:
+        text += f"; at half of that {late:.2f} ms late at the 99th percentile"
+    if drain is not None:
+        text += f"; a burst of {found.burst_streams} drains in {drain:.1f} ms"
+    numbers = {k: float(v) for k, v in found.as_dict().items() if v is not None}
+    return Check(name, "ok", text, numbers)
 
 
 def _variables(environment: Mapping[str, str]) -> Check:

@@ -116,11 +116,17 @@ def scenarios_check(
         typer.echo(f"{name}: ok, {cells} cells")
 
 
-def doctor(as_json: JsonOption = False, results_dir: ResultsOption = DEFAULT_RESULTS) -> None:
+def doctor(
+    as_json: JsonOption = False,
+    results_dir: ResultsOption = DEFAULT_RESULTS,
+    streams: Annotated[
+        list[int] | None, typer.Option(help="Streams the client is timed at; default 1 and 64.")
+    ] = None,
+) -> None:
     """Check this machine: engine, GPU, containers, disk, ports, the client's own speed."""
     from finalbench.cli.doctor import check_machine
 
-    checks = check_machine(environment(), results_dir)
+    checks = check_machine(environment(), results_dir, streams=tuple(streams or (1, 64)))
     if as_json:
         print_json({"schema_version": 1, "checks": [check.as_dict() for check in checks]})
     else:

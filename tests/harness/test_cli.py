@@ -224,11 +224,11 @@ def test_doctor_measures_the_client_and_masks_secrets(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret-value")
-    ended = call("doctor", "--json", "--results-dir", str(tmp_path))
+    ended = call("doctor", "--streams=2", "--json", "--results-dir", str(tmp_path))
     checks = {check["name"]: check for check in json.loads(ended.out)["checks"]}
     assert ended.code == 0
-    assert set(checks) >= {"python", "engine", "gpu", "containers", "disk", "port", "client"}
-    assert checks["client"]["numbers"]["chunks_s"] > 100
+    assert set(checks) >= {"python", "engine", "gpu", "containers", "disk", "port"}
+    assert checks["client x2"]["numbers"]["chunks_per_s"] > 100
     assert "HF_TOKEN=(set)" in checks["environment"]["text"]
     assert "secret-value" not in ended.out + ended.err
 
@@ -240,7 +240,7 @@ def test_doctor_without_the_engine_is_exit_3(
         raise EnvironmentMissing("the engine's command `vk` is not installed", hint="install it")
 
     monkeypatch.setattr("finalbench.cli.doctor.vk_executable", missing)
-    ended = call("doctor", "--results-dir", str(tmp_path))
+    ended = call("doctor", "--streams=1", "--results-dir", str(tmp_path))
     assert ended.code == 3
     assert "FAIL  engine" in ended.out
 
