@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from finalbench.aggregate.compare import compare, with_holm
+from finalbench.aggregate.costs import draft_costs
+from finalbench.aggregate.energy import energy_table
 from finalbench.aggregate.headline import base_cell, domain_split, headline
 from finalbench.aggregate.rows import (
     AaRow,
@@ -63,6 +65,8 @@ def analyse(run_dir: Path | RunRecords) -> Analysis:
         spread=tuple(s for arm in arms for s in axis_spread(rows, arm)),
         variance=tuple(variance_table(records, rows, arm) for arm in arms),
         domains=domain_split(rows, (*baselines, *copies)),
+        draft_costs=draft_costs(rows),
+        energy=energy_table(records),
         aa=_aa(derived.metrics.cells, copies, violations),
         aa_reason=None if copies else "not measured: the scenario has no second copy of an arm",
         bare_loop=_bare(run, rows, baselines),

@@ -180,6 +180,35 @@ class AaRow(Frozen):
     comparison: Comparison
 
 
+class DraftCost(Frozen):
+    """`cost` is a verify round in steps without drafts; `expected_gain` = acceptance / cost.
+
+    The measured `gain` is a little lower: the last round of a request is cut.
+    """
+
+    arm: str
+    cell_id: str
+    label: str
+    acceptance_length: float
+    step_s: float
+    round_s: float
+    cost: float
+    expected_gain: float
+    gain: float
+
+
+class EnergyRow(Frozen):
+    """Joules of the windows in which an arm was busy, `seconds` long in all."""
+
+    arm: str
+    seconds: float
+    samples: int
+    joules: float | None = None
+    tokens: int | None = None
+    joules_per_token: float | None = None
+    reason: str | None = None
+
+
 class DomainSplit(Frozen):
     """The headline cell by prompt domain; a drafter fitted to some prompts shows here."""
 
@@ -220,6 +249,8 @@ class Analysis(Frozen):
     spread: tuple[SpreadRow, ...]
     variance: tuple[VarianceTable, ...]
     domains: tuple[DomainSplit, ...]
+    draft_costs: tuple[DraftCost, ...]
+    energy: tuple[EnergyRow, ...]
     aa: tuple[AaRow, ...]
     aa_reason: str | None
     bare_loop: BareComparison

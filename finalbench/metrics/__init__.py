@@ -5,6 +5,7 @@ from __future__ import annotations
 from finalbench.metrics.acceptance import Acceptance, acceptance
 from finalbench.metrics.bandwidth import Bound, Memory, bandwidth_bound, bytes_per_step, memory_of
 from finalbench.metrics.distribution import FLOORS, Distribution, distribution
+from finalbench.metrics.latency import tpot_s
 from finalbench.metrics.rates import Rate
 from finalbench.metrics.registry import METRICS, Metric, metric, within_bounds
 from finalbench.metrics.rows import BlockRow, CellRow, Counts, DomainRow, Limits, MetricsTable
@@ -41,5 +42,6 @@ __all__ = [
     "memory_of",
     "metric",
     "timing",
+    "tpot_s",
     "within_bounds",
 ]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from statistics import median
 
-from finalbench.metrics import CellRow
+from finalbench.metrics import CellRow, timing, tpot_s
 from finalbench.plan import Cell
 from finalbench.record import RequestRecord
 from finalbench.validity.violation import Violation, violation
 
 MIN_BLOCKS = 3
 MIN_REQUESTS = 10
+MIN_FOR_WARMTH = 3
+MAX_COLD_RATIO = 1.2
 
 
 def check_samples(
@@ -50,6 +53,27 @@ def check_samples(
             cell_id=cell.id,
             repeated=len(repeated),
             distinct=len(times),
+        )
+
+
+def check_warmth(cell: Cell, requests: Sequence[RequestRecord]) -> Iterator[Violation]:
+    """The first request on each server against the others: compilation or caches still cold."""
+    by_server: dict[str, list[RequestRecord]] = {}
+    for request in requests:
+        by_server.setdefault(request.server_id, []).append(request)
+    ratios: list[float] = []
+    for found in by_server.values():
+        times = [tpot_s(timing(r)) for r in sorted(found, key=lambda r: r.sent_ns)]
+        known = [t for t in times if t is not None and t > 0]
+        if len(known) == len(times) >= MIN_FOR_WARMTH:
+            ratios.append(known[0] / median(known[1:]))
+    if ratios and median(ratios) > MAX_COLD_RATIO:
+        yield violation(
+            "cold_start",
+            f"the first request takes {median(ratios):.2f} times as long a token as the others",
+            cell_id=cell.id,
+            ratio=median(ratios),
+            bound=MAX_COLD_RATIO,
         )
 
 

@@ -311,6 +311,8 @@ def test_every_rule_has_a_rejected_fixture() -> None:
         "client_bound",
         "client_late",
         "client_unmeasured",
+        "engine_count",
+        "cold_start",
     }
     assert {rule for _, rule, _ in REJECTED} | elsewhere == set(RULES)
     assert not {rule for _, rule, _ in REJECTED} & elsewhere
@@ -588,3 +590,93 @@ def test_clock_samples_have_a_floor() -> None:
     assert busy_clocks([request], samples) == {"vk": [2.0, 3.0]}
     assert busy_clocks([request, request], samples) == {"vk": [2.0, 3.0]}
     assert busy_clocks([request.model_copy(update={"warmup": True})], samples) == {}
+
+
+def counted(**change: float) -> RunRecords:
+    """Servers whose counters account for every request, but for the given differences."""
+    changed = []
+    for server in CLEAN.servers:
+        own = [r for r in CLEAN.requests if r.server_id == server.server_id]
+        after = {
+            "generation_tokens": 7.0 + sum(len(r.token_ids) for r in own),
+            "spec_decode_num_drafts": 3.0 + sum(r.spec.drafts for r in own if r.spec),
+            "spec_decode_num_accepted_tokens": sum(r.spec.accepted_tokens for r in own if r.spec),
+        }
+        for name, value in change.items():
+            after[name] += value
+        before = {"generation_tokens": 7.0, "spec_decode_num_drafts": 3.0}
+        changed.append(
+            server.model_copy(update={"counters_before": before, "counters_after": after})
+        )
+    return replace(CLEAN, servers=tuple(changed))
+
+
+def test_t24_totals_are_the_engines_own() -> None:
+    assert rules(counted()) == set()
+    for name, by in (
+        ("generation_tokens", -1),
+        ("generation_tokens", 1),
+        ("spec_decode_num_drafts", 1),
+        ("spec_decode_num_accepted_tokens", -1),
+    ):
+        broken = [v for v in found(counted(**{name: by})) if v.rule == "engine_count"]
+        assert len(broken) == len(CLEAN.servers)
+        assert broken[0].severity == "invalid"
+        assert name in broken[0].message
+        assert broken[0].numbers["counted"] == (broken[0].numbers["received"] or 0) + by  # ty: ignore[unsupported-operator]
+
+
+def test_t24_scores_and_failures_explain_more_tokens() -> None:
+    more = counted(generation_tokens=2)
+    scorers = tuple(
+        s.model_copy(update={"scorer_server_id": server.server_id, "request_id": f"{i}"})
+        for server in more.servers
+        for i, s in enumerate(CLEAN.scores[:2])
+    )
+    explained = replace(more, scores=scorers)
+    assert "engine_count" not in rules(explained)
+    assert "engine_count" in rules(replace(counted(generation_tokens=3), scores=scorers))
+    failed = edit(more, lambda r: r.prompt_index == 1, status="failed", error="cut")
+    assert "engine_count" not in rules(failed)
+    fewer = edit(counted(generation_tokens=-1), lambda r: r.prompt_index == 1, status="failed")
+    assert "engine_count" in rules(fewer)
+    unread = tuple(s.model_copy(update={"counters_after": None}) for s in more.servers)
+    assert "engine_count" not in rules(replace(more, servers=unread))
+
+
+@pytest.mark.parametrize(("slow", "refused"), [(1.3, True), (1.25, True), (1.15, False)])
+def test_c07_c09_a_cold_first_request_is_named(slow: float, refused: bool) -> None:
+    requests = tuple(
+        a_request(
+            PLAIN,
+            block=block,
+            index=i,
+            start_ns=(1 + i) * 10_000 * MS,
+            step_ms=20.0 * (slow if i == 0 else 1.0),
+        )
+        for block in range(4)
+        for i in range(4)
+    )
+    others = tuple(r for r in CLEAN.requests if r.cell_id != PLAIN.id)
+    broken = [
+        v for v in found(replace(CLEAN, requests=others + requests)) if v.rule == "cold_start"
+    ]
+    assert bool(broken) is refused
+    if refused:
+        assert broken[0].cell_id == PLAIN.id
+        assert broken[0].numbers["ratio"] == pytest.approx(slow)
+
+
+def test_warmth_needs_three_requests() -> None:
+    from finalbench.validity.samples import check_warmth
+
+    cold = [
+        a_request(PLAIN, index=i, start_ns=(1 + i) * 10_000 * MS, step_ms=40.0 if i == 0 else 20.0)
+        for i in range(3)
+    ]
+    assert [v.rule for v in check_warmth(PLAIN, cold)] == ["cold_start"]
+    assert list(check_warmth(PLAIN, cold[:2])) == []
+    lone = [r.model_copy(update={"server_id": f"s{i}"}) for i, r in enumerate(cold)]
+    assert list(check_warmth(PLAIN, lone)) == []
+    silent = cold[0].model_copy(update={"chunks": cold[0].chunks[:1]})
+    assert list(check_warmth(PLAIN, [silent, *cold[1:]])) == []

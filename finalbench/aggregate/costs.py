@@ -1,0 +1,44 @@
+"""Why drafts gain what they gain: tokens per round against what a round costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from finalbench.aggregate.rows import DraftCost, ResultRow
+
+
+def draft_costs(rows: Sequence[ResultRow]) -> tuple[DraftCost, ...]:
+    """Every valid drafting cell against its undrafted twin of the same arm."""
+    plain = {
+        (r.cell.arm, r.cell.pair_key): r
+        for r in rows
+        if r.cell.draft.get("method") == "none" and r.valid and r.cell.decode_tok_s
+    }
+    found = []
+    for row in rows:
+        twin = plain.get((row.cell.arm, row.cell.pair_key))
+        seconds = row.cell.rates["decode_tok_s"].seconds
+        rate, length = row.cell.decode_tok_s, row.cell.acceptance_length
+        rounds = row.cell.acceptance.drafts
+        if twin is None or not rounds or not seconds or rate is None or length is None:
+            continue
+        step_s = 1 / (twin.cell.decode_tok_s or 1.0)
+        round_s = seconds / rounds
+        found.append(
+            DraftCost(
+                arm=row.cell.arm,
+                cell_id=row.cell.id,
+                label=row.label,
+                acceptance_length=length,
+                step_s=step_s,
+                round_s=round_s,
+                cost=round_s / step_s,
+                expected_gain=length * step_s / round_s,
+                gain=rate * step_s,
+            )
+        )
+    return tuple(r for r in found if _is_valid(rows, r.cell_id))
+
+
+def _is_valid(rows: Sequence[ResultRow], cell_id: str) -> bool:
+    return next(r for r in rows if r.cell.id == cell_id).valid
