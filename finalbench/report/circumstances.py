@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path, PurePath
 
 from finalbench.aggregate import Analysis
@@ -227,9 +228,20 @@ def _commands(records: RunRecords) -> tuple[view.Command, ...]:
         view.Command(label="Run the same plan again", text="\n".join(filter(None, steps))),
         view.Command(
             label="Recompute these numbers from the raw records",
-            text=f"finalbench verify results/{run.run_id}",
+            text=f"finalbench verify {shlex.quote(_results_dir(run.rolls))}/{run.run_id}",
         ),
     )
+
+
+def _results_dir(rolls: Sequence[Roll]) -> str:
+    """The folder for runs as typed, or its default."""
+    words = rolls[0].command if rolls else ()
+    for word, after in pairwise((*words, "")):
+        if word == "--results-dir":
+            return after
+        if word.startswith("--results-dir="):
+            return word.partition("=")[2]
+    return "results"
 
 
 def _notes(records: RunRecords) -> Iterator[str]:
