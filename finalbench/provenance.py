@@ -20,6 +20,7 @@ from finalbench.scenario import Frozen
 _PACKAGES = ("finalbench", "httpx2", "pydantic", "scipy", "vkengine", "torch", "transformers")
 _ENVIRONMENT = (
     "CUDA_VISIBLE_DEVICES",
+    "FINALBENCH_RUNTIME",
     "HF_HUB_OFFLINE",
     "KMP_AFFINITY",
     "MKL_NUM_THREADS",

@@ -5,17 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from finalbench.arms import arm, bare_command
 from finalbench.record import BareLoop, Run
 from finalbench.runtime.process import ServerProcess, describe_exit, last_lines
-from finalbench.runtime.server import server_environment, vk_executable
+from finalbench.runtime.server import Wanted, server_environment, vk_executable
+
+if TYPE_CHECKING:
+    from finalbench.runtime.container import ContainerRuntime
 
 _TIMEOUT_S = 900.0
 
 
-def time_bare_loop(run: Run, environment: Mapping[str, str], path: Path) -> BareLoop:
+def time_bare_loop(
+    run: Run,
+    environment: Mapping[str, str],
+    path: Path,
+    containers: ContainerRuntime | None = None,
+) -> BareLoop:
     """Time the baseline at the base cell's lengths; a failure is a reason, not an error."""
     scenario = run.scenario
     name = scenario.baseline
@@ -23,24 +31,21 @@ def time_bare_loop(run: Run, environment: Mapping[str, str], path: Path) -> Bare
         return _none("the baseline has no bare loop")
     settings = next(run.plan.servers[c.server_key] for c in run.plan.cells if c.arm == name)
     prompt, output = scenario.base.seq_len, scenario.base.output_len
-    command = bare_command(
-        vk_executable(environment),
-        settings,
-        prompt_tokens=prompt,
-        output_tokens=output,
-        repeat=scenario.workload.requests,
-    )
+    lengths = {
+        "prompt_tokens": prompt,
+        "output_tokens": output,
+        "repeat": scenario.workload.requests,
+    }
     log = path / "logs" / "bare.log"
     log.unlink(missing_ok=True)
-    process = ServerProcess.start(command, log, server_environment(environment, settings, ""))
-    try:
-        code = process.wait(_TIMEOUT_S)
-    finally:
-        process.stop()
-    if code is None:
-        return _none(f"not done after {_TIMEOUT_S:g} s")
+    if containers is not None:
+        wanted = Wanted(name, run.run_id, log, _TIMEOUT_S)
+        code, reason = containers.run_bare(settings, wanted, lengths)
+    else:
+        command = bare_command(vk_executable(environment), settings, **lengths)
+        code, reason = _run(command, log, server_environment(environment, settings, ""))
     if code != 0:
-        return _none(f"{describe_exit(code)}: {' | '.join(last_lines(log, 3))}")
+        return _none(reason)
     document = _last_document(log)
     if document is None or "decode_tok_s" not in document:
         return _none("the command printed no result")
@@ -53,6 +58,17 @@ def time_bare_loop(run: Run, environment: Mapping[str, str], path: Path) -> Bare
         reason=None,
         raw=document,
     )
+
+
+def _run(command: list[str], log: Path, environment: Mapping[str, str]) -> tuple[int | None, str]:
+    process = ServerProcess.start(command, log, environment)
+    try:
+        code = process.wait(_TIMEOUT_S)
+    finally:
+        process.stop()
+    if code is None:
+        return None, f"not done after {_TIMEOUT_S:g} s"
+    return code, f"{describe_exit(code)}: {' | '.join(last_lines(log, 3))}"
 
 
 def _last_document(log: Path) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from finalbench.arms import arm
 from finalbench.errors import EnvironmentMissing
@@ -25,9 +25,13 @@ from finalbench.runtime.ready import ServerFailed
 from finalbench.runtime.server import (
     LiveServer,
     ServerStartFailed,
+    Wanted,
     attach_endpoint,
     start_server,
 )
+
+if TYPE_CHECKING:
+    from finalbench.runtime.container import ContainerRuntime
 
 _SERVER_ENVIRONMENT_EXIT = 3  # the engine's exit code for a missing or broken checkpoint or device
 
@@ -43,7 +47,9 @@ class BlockRunner:
         environment: Mapping[str, str],
         interrupts: Interrupts,
         progress: Progress,
+        containers: ContainerRuntime | None = None,
     ) -> None:
+        self._containers = containers
         self.run_state = opened.run
         self._writer, self._ledger, self._progress = opened.writer, ledger, progress
         self._endpoints, self._environment = endpoints, environment
@@ -195,6 +201,9 @@ class BlockRunner:
                 server = attach_endpoint(
                     self._endpoints[name], settings, timeout_s=measure.start_timeout_s
                 )
+            elif self._containers is not None:
+                wanted = Wanted(name, self.run_state.run_id, log, measure.start_timeout_s)
+                server = self._containers.start(settings, wanted)
             else:
                 server = start_server(
                     settings,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from finalbench.errors import EnvironmentMissing, Interrupted
 from finalbench.plan import make_plan
@@ -20,6 +21,9 @@ from finalbench.runner.state import Ledger, Opened, find_unfinished, open_run, u
 from finalbench.runtime.preflight import check_environment, checkpoint_folder
 from finalbench.scenario import Scenario
 
+if TYPE_CHECKING:
+    from finalbench.runtime.container import ContainerRuntime
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -30,6 +34,7 @@ class Options:
     resume: Path | None = None
     fresh: bool = False
     endpoints: Mapping[str, str] = field(default_factory=dict)
+    containers: ContainerRuntime | None = None  # None: servers are child processes
     command: tuple[str, ...] = ()
 
 
@@ -51,11 +56,16 @@ def execute(scenario: Scenario, options: Options, progress: Progress) -> Outcome
     plan = make_plan(scenario)
     check_lengths(scenario, plan.cells)
     if not options.endpoints:
-        check_environment(scenario, options.environment)
+        check_environment(scenario, options.environment, engine_here=options.containers is None)
         scenario = _with_checkpoint(scenario, options.environment)
         plan = make_plan(scenario)
     device = str(next(iter(plan.servers.values()))["device"])
-    provenance = collect(dict(options.environment), device=device)
+    environment = dict(options.environment)
+    if options.containers is not None:
+        environment["FINALBENCH_RUNTIME"] = "container"  # never continued in another runtime
+        arms = [name for name in scenario.arms if name not in options.endpoints]
+        options.containers.prepare(arms, progress.phase)
+    provenance = collect(environment, device=device)
     resume = options.resume
     if resume is None and not options.fresh:
         resume = find_unfinished(options.results, plan, provenance)
@@ -86,7 +96,13 @@ def _execute(
 ) -> Outcome:
     ledger = Ledger(opened.run.plan, opened)
     runner = BlockRunner(
-        opened, ledger, options.endpoints, options.environment, interrupts, progress
+        opened,
+        ledger,
+        options.endpoints,
+        options.environment,
+        interrupts,
+        progress,
+        options.containers,
     )
     path = opened.writer.path
     total = sum(c.requests for c in opened.run.plan.cells) * len(opened.run.plan.blocks)
@@ -104,7 +120,7 @@ def _execute(
             runner.run(block)
             if bare is None and opened.run.scenario.measure.bare_loop and not options.endpoints:
                 progress.phase("bare generate loop of the baseline")
-                bare = time_bare_loop(opened.run, options.environment, path)
+                bare = time_bare_loop(opened.run, options.environment, path, options.containers)
                 runner.run_state = runner.run_state.model_copy(update={"bare_loop": bare})
         interrupts.check()
         status = "complete" if ledger.count() == total and not runner.unscored() else "partial"
@@ -122,6 +138,8 @@ def _execute(
     finally:
         interrupts.ignore_from_now()
         runner.stop_servers()
+        if options.containers is not None:
+            options.containers.close(opened.run.run_id)
         try:
             run = _closed(runner.run_state, status, ledger)
             opened.writer.write_run(run)

@@ -49,6 +49,7 @@ class ServerWatch:
             **self._identity(),
             runtime=server.runtime,
             command=server.command,
+            image_digest=server.image_digest,
             nonce=server.nonce,
             pid=server.pid,
             base_url=server.base_url,
@@ -68,7 +69,7 @@ class ServerWatch:
         """The record of a server that never became ready."""
         return ServerRecord(
             **self._identity(),
-            runtime="process",
+            runtime=error.runtime,
             command=error.command,
             nonce="",
             pid=None,
@@ -126,8 +127,8 @@ def _gpu_proof(server: LiveServer) -> tuple[dict[str, Any] | None, str | None]:
     device = str(server.settings.get("device", ""))
     if not device.startswith("cuda"):
         return None, f"the server runs on {device or 'an unnamed device'}"
-    return {
+    return (server.gpu_proof or {}) | {
         "device": device,
         "device_name": server.settings.get("device_name"),
-        "source": "/v1/settings",
+        "source": (server.gpu_proof or {}).get("source", "/v1/settings"),
     }, None

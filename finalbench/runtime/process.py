@@ -74,6 +74,11 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             return None
 
+    def death(self) -> str | None:
+        """In words with its last lines, why it no longer runs; None while it does."""
+        code = self.exit_code()
+        return None if code is None else death_notice(code, self.log)
+
     def stop(self, *, grace_s: float = 8.0) -> int | None:
         """SIGTERM to the group, SIGKILL after `grace_s`; returns the exit code."""
         if self._popen.poll() is None:
@@ -110,6 +115,13 @@ def describe_exit(code: int) -> str:
         return f"killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"killed by signal {-code}"
+
+
+def death_notice(code: int, log: Path) -> str:
+    """`the server ended (exit code 3); its last lines: ...`."""
+    lines = last_lines(log)
+    tail = " | ".join(lines) if lines else "none"
+    return f"the server ended ({describe_exit(code)}); its last lines: {tail}"
 
 
 def wait_gone(pid: int, timeout_s: float) -> bool:

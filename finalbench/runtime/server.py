@@ -13,17 +13,26 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from finalbench.arms import Settings, serve_command
 from finalbench.errors import EnvironmentMissing
-from finalbench.runtime.process import ServerProcess, choose_port, describe_exit, last_lines
+from finalbench.runtime.process import ServerProcess, choose_port, last_lines
 from finalbench.runtime.ready import ServerFailed, check_settings, wait_ready
 
 HOST = "127.0.0.1"
 COMMAND_VARIABLE = "FINALBENCH_VK"  # what runs `vk`, when it is not on the path
-_PORT_TRIES = 3
-_PORT_TAKEN = re.compile(r"address already in use|port \d+ is (already )?in use|EADDRINUSE", re.I)
+PORT_TRIES = 3
+PORT_TAKEN = re.compile(r"address already in use|port \d+ is (already )?in use|EADDRINUSE", re.I)
+
+
+class Running(Protocol):
+    """What a process and a container have in common."""
+
+    @property
+    def pid(self) -> int | None: ...
+    def death(self) -> str | None: ...
+    def stop(self) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +45,10 @@ class LiveServer:
     nonce: str
     settings: dict[str, Any]
     start_seconds: float | None
-    process: ServerProcess | None
+    process: Running | None
     log: Path | None
+    image_digest: str | None = None
+    gpu_proof: dict[str, Any] | None = None  # from inside a container
 
     @property
     def pid(self) -> int | None:
@@ -49,22 +60,37 @@ class LiveServer:
 
     def died(self) -> str | None:
         """In words, why it no longer runs; None while it does."""
-        if self.process is None or (code := self.process.exit_code()) is None:
-            return None
-        return death_notice(code, self.process.log)
+        return self.process.death() if self.process else None
 
     def stop(self) -> int | None:
         """End it; None for a server that is not ours to end."""
         return self.process.stop() if self.process else None
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Who asks for a container, and where its log goes."""
+
+    arm: str
+    run_id: str
+    log: Path
+    timeout_s: float
+
+
 class ServerStartFailed(ServerFailed):
     """A server that never became ready; `exit_code_of_server` is null when it did not exit."""
 
     def __init__(
-        self, message: str, *, command: tuple[str, ...], code: int | None, log: Path
+        self,
+        message: str,
+        *,
+        command: tuple[str, ...],
+        code: int | None,
+        log: Path,
+        runtime: Literal["process", "container"] = "process",
     ) -> None:
         super().__init__(message)
+        self.runtime = runtime
         self.last_line = (last_lines(log, 1) or [message])[-1].removeprefix("error: ")
         self.command = command
         self.exit_code_of_server = code
@@ -98,14 +124,14 @@ def start_server(
     Errors: `ServerStartFailed`; `EnvironmentMissing` when it cannot be started at all.
     """
     executable = vk_executable(environment)
-    for attempt in range(_PORT_TRIES):
+    for attempt in range(PORT_TRIES):
         port = choose_port(HOST)
         command = tuple(serve_command(executable, settings, host=HOST, port=port))
         try:
             return _start_on(command, settings, port, log, timeout_s, environment)
         except ServerStartFailed as error:
-            taken = _PORT_TAKEN.search("\n".join(last_lines(log, 20)))
-            if not taken or attempt == _PORT_TRIES - 1:
+            taken = PORT_TAKEN.search("\n".join(last_lines(log, 20)))
+            if not taken or attempt == PORT_TRIES - 1:
                 raise
             log.replace(log.with_suffix(f".port{attempt}.log"))
             last_error = error
@@ -124,15 +150,10 @@ def _start_on(
     base_url = f"http://{HOST}:{port}"
     begun = time.monotonic()
     process = ServerProcess.start(command, log, server_environment(environment, settings, nonce))
-
-    def dead() -> str | None:
-        code = process.exit_code()
-        return None if code is None else death_notice(code, log)
-
     try:
-        read_back = wait_ready(base_url, timeout_s=timeout_s, dead=dead)
+        read_back = wait_ready(base_url, timeout_s=timeout_s, dead=process.death)
         check_settings(read_back, settings, nonce=nonce)
-        if (reason := dead()) is not None:
+        if (reason := process.death()) is not None:
             raise ServerFailed(reason)
     except ServerFailed as error:
         died_with = process.exit_code()
@@ -185,13 +206,6 @@ def server_environment(
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             chosen[name] = str(settings["threads"])
     return chosen
-
-
-def death_notice(code: int, log: Path) -> str:
-    """`the server ended (exit code 3); its last lines: ...`."""
-    lines = last_lines(log)
-    tail = " | ".join(lines) if lines else "none"
-    return f"the server ended ({describe_exit(code)}); its last lines: {tail}"
 
 
 def with_settings(server: LiveServer, settings: dict[str, Any]) -> LiveServer:
