@@ -50,7 +50,7 @@ def bare_loop(
         prompt = [rng.randrange(engine.vocab_size) for _ in range(prompt_tokens)]
         clock = _Clock()
         with torch.no_grad():
-            run_generate(engine.model, prompt, params, seed, engine.eos_token_ids, clock)
+            run_generate(engine, prompt, params, seed, clock)
         stamps = clock.stamps_s[1:]  # the first call brings the prompt
         spans_s.append(stamps[-1] - stamps[0])
         rates.append((len(stamps) - 1) / spans_s[-1])

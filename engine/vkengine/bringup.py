@@ -21,6 +21,11 @@ class Profile(StrEnum):
     vkae = "vkae"
     vkue = "vkue"
     stock = "stock"
+    stock_compiled = "stock-compiled"
+
+    @property
+    def is_stock(self) -> bool:
+        return self in (Profile.stock, Profile.stock_compiled)
 
 
 class Device(StrEnum):
@@ -47,7 +52,7 @@ def load_engine_for(
     default_draft: Draft,
 ) -> Engine:
     """Raises StartFailed for everything a user can mend."""
-    if profile is Profile.stock:
+    if profile.is_stock:
         if default_draft.method != "none":
             raise typer.BadParameter("--draft: the stock profile does not draft")
         from .stock_model import StockLoadError, load_stock
@@ -56,6 +61,7 @@ def load_engine_for(
             return load_stock(  # ty: ignore[invalid-explicit-return]
                 model, weights=weights, device=device.value, dtype=dtype.value,
                 threads=threads, max_model_len=max_model_len,
+                compiled=profile is Profile.stock_compiled,
             )  # fmt: skip
         except StockLoadError as error:
             raise StartFailed(str(error)) from error

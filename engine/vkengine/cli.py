@@ -169,7 +169,7 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Times decoding without a server in between."""
-    if bare != (profile is Profile.stock):
+    if bare != profile.is_stock:
         raise typer.BadParameter("--bare times transformers' generate: it needs --profile stock")
     if kernels:
         document, text = _kernels(model, prompt_tokens)

@@ -44,7 +44,6 @@ class _Job:
 class StockEngine:
     """The Engine API over `generate`. `step` blocks until the next token."""
 
-    profile = "stock"
     max_sequences = 1
 
     def __init__(
@@ -56,7 +55,11 @@ class StockEngine:
         max_model_len: int,
         weights: str = "real",
         threads: int | None = None,
+        compiled: bool = False,
     ) -> None:
+        """`compiled`: a static cache, which transformers compiles for where it can (on a GPU)."""
+        self.profile = "stock-compiled" if compiled else "stock"
+        self.cache = "static" if compiled else None
         text = model.config.get_text_config(decoder=True)
         self.model_name = model_name
         self.max_model_len = max_model_len
@@ -120,7 +123,9 @@ class StockEngine:
             "device": parameter.device.type,
             "device_name": torch.cuda.get_device_name() if cuda else None,
             "threads": torch.get_num_threads(),
-            "graph_mode": "eager",
+            "graph_mode": ("compiled" if cuda else "eager, static cache")
+            if self.cache
+            else "eager",
             "attention": self.model.config._attn_implementation,
             "kernel_fallbacks": [
                 f"{name} is not installed"
@@ -167,7 +172,7 @@ class StockEngine:
             scores = score_prompt(self.model, job.prompt, params.prompt_logprobs)
         streamer = _Streamer(self, job, scores)
         with streamer.watch_logits():
-            run_generate(self.model, job.prompt, params, job.seed, self.eos_token_ids, streamer)
+            run_generate(self, job.prompt, params, job.seed, streamer)
 
 
 class _Streamer(BaseStreamer):
@@ -235,15 +240,15 @@ class _Hook:
 
 
 def run_generate(
-    model: PreTrainedModel,
+    engine: StockEngine,
     prompt: list[int],
     params: SamplingParams,
     seed: int,
-    eos_token_ids: frozenset[int],
     streamer: BaseStreamer,
 ) -> None:
     """One `generate` call with every sampler field passed; tokens go to `streamer`."""
-    stops = sorted({*(() if params.ignore_eos else eos_token_ids), *params.stop_token_ids})
+    eos = () if params.ignore_eos else engine.eos_token_ids
+    stops = sorted({*eos, *params.stop_token_ids})
     config = GenerationConfig(
         max_new_tokens=params.max_tokens,
         min_new_tokens=params.min_tokens or None,
@@ -253,6 +258,7 @@ def run_generate(
         repetition_penalty=params.repetition_penalty,
         eos_token_id=stops or None,
         pad_token_id=None,
+        cache_implementation=engine.cache,
     )
     if params.temperature > 0:
         config.temperature = params.temperature
@@ -262,8 +268,8 @@ def run_generate(
         torch.manual_seed((seed + params.choice * _CHOICE_STRIDE) % 2**63)
     if params.logit_bias:
         config.sequence_bias = {(int(i),): float(b) for i, b in params.logit_bias.items()}
-    ids = torch.tensor([prompt], device=model.device)
-    generate: Any = model.generate
+    ids = torch.tensor([prompt], device=engine.model.device)
+    generate: Any = engine.model.generate
     generate(ids, generation_config=config, streamer=streamer)
 
 

@@ -43,6 +43,7 @@ def load_stock(
     dtype: str = "auto",
     threads: int | None = None,
     max_model_len: int | None = None,
+    compiled: bool = False,
 ) -> StockEngine:
     """`weights` is auto or random:SEED. Raises StockLoadError."""
     if threads is not None:
@@ -67,6 +68,7 @@ def load_stock(
         max_model_len=min(max_model_len or DEFAULT_MAX_LEN, longest),
         weights="real" if weights == "auto" else weights,
         threads=threads,
+        compiled=compiled,
     )
 
 

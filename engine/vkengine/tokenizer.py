@@ -119,7 +119,7 @@ class Tokenizer:
                 messages=list(messages),
                 add_generation_prompt=add_generation_prompt,
             )
-        except (TemplateError, TypeError, KeyError, AttributeError) as error:
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise TemplateFailed(f"chat template: {error}") from error
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -179,6 +181,32 @@ def test_logprobs_through_rounds_e60(server: Running) -> None:
     plain = _choice(server, **body, draft={"method": "none"})["logprobs"]
     assert len(drafted["token_logprobs"]) == 30
     assert drafted == plain
+
+
+def test_chat_drafts_change_no_token_e62(server: Running, tmp_path: Path) -> None:
+    folder = checkpoint_folder("vk-tiny")
+    assert folder is not None
+    shutil.copy(folder / "tokenizer.json", tmp_path)
+    template = "{% for m in messages %}# {{ m.content }}\n{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(template, "utf-8")
+    with running(server.engine, Tokenizer(tmp_path)) as chatting:
+        body = {
+            "messages": [{"role": "user", "content": "read a file"}],
+            "temperature": 0.0,
+            "max_tokens": 30,
+            "return_token_ids": True,
+        }
+        answers = [
+            chatting.chat(**body, draft=draft, stream=stream)
+            for draft in DRAFTS
+            for stream in (False, True)
+        ]
+        plain = answers[0].json["choices"][0]
+        for whole, stream in zip(answers[::2], answers[1::2], strict=True):
+            choice = whole.json["choices"][0]
+            assert choice["token_ids"] == plain["token_ids"]
+            deltas = [c["delta"].get("content", "") for c in stream.chunks]
+            assert "".join(deltas) == choice["message"]["content"]
 
 
 def test_usage_of_one_and_three_tokens_e58(server: Running) -> None:

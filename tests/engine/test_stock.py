@@ -311,3 +311,14 @@ def test_known_shapes_are_what_transformers_builds(name: str) -> None:
 def test_random_weights_need_a_seed() -> None:
     with pytest.raises(StockLoadError, match="random:SEED"):
         load_stock("vk-tiny", weights="random", device="cpu")
+
+
+def test_a_static_cache_changes_no_token(folder: Path, engine: StockEngine) -> None:
+    fields = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
+    static = load_stock(str(folder), device="cpu", threads=1, compiled=True)
+    try:
+        assert run(static, PROMPT, **fields)[0] == run(engine, PROMPT, **fields)[0]
+        assert static.settings()["profile"] == "stock-compiled"
+        assert static.settings()["graph_mode"] == "eager, static cache"  # nothing compiles here
+    finally:
+        static.close()

@@ -11,7 +11,7 @@ from vkengine.tokenizer import TemplateFailed, TemplateMissing
 from .app import Service, read_body
 from .errors import ApiError, field_error
 from .generation import Generation
-from .info import check_model, service_of, tokenizer_of
+from .info import check_model, encode, service_of, tokenizer_of
 from .protocol import ChatBody, CompletionBody, DraftBody, Sampling, parse
 from .render import CompletionRenderer, Options
 from .render_chat import ChatRenderer
@@ -41,7 +41,7 @@ async def complete(request: Request) -> Answer:
     service = service_of(request)
     body = parse(CompletionBody, await read_body(request, service.limits))
     check_model(service, body.model)
-    prompts = [_prompt_ids(service, body, prompt) for prompt in body.prompts()]
+    prompts = [await _prompt_ids(service, body, prompt) for prompt in body.prompts()]
     scoring = body.prompt_logprobs
     if body.echo and body.logprobs is not None:
         if scoring is not None and scoring != body.logprobs:
@@ -86,7 +86,7 @@ async def chat(request: Request) -> Answer:
         )
     except (TemplateMissing, TemplateFailed) as error:
         raise ApiError(400, f"messages: {error}", param="messages") from None
-    prompt = tokenizer.encode(text, add_special_tokens=body.add_special_tokens)
+    prompt = await encode(tokenizer, text, body.add_special_tokens)
     _check_prompt(service, prompt, "messages")
     limit = body.max_completion_tokens or body.max_tokens
     if limit is None:
@@ -116,10 +116,10 @@ def _usage(body: Sampling) -> dict[str, bool]:
     return {"usage": options is not None and options.include_usage, "usage_always": always}
 
 
-def _prompt_ids(service: Service, body: CompletionBody, prompt: str | list[int]) -> list[int]:
+async def _prompt_ids(service: Service, body: CompletionBody, prompt: str | list[int]) -> list[int]:
     if isinstance(prompt, str):
         tokenizer = tokenizer_of(service, "prompt")
-        prompt = tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens)
+        prompt = await encode(tokenizer, prompt, body.add_special_tokens)
     _check_prompt(service, prompt, "prompt")
     return prompt
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from importlib.metadata import version as package_version
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from vkengine.tokenizer import Tokenizer
+
+
+LONG_TEXT = 16_384  # characters; some milliseconds
 
 
 def service_of(request: Request) -> Service:
@@ -43,6 +47,13 @@ def tokenizer_of(service: Service, field: str) -> Tokenizer:
             400, f"{field}: this server has no tokenizer; send token ids as prompt", param=field
         )
     return service.tokenizer
+
+
+async def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    """Long texts are encoded beside the event loop, so that streams do not wait for them."""
+    if len(text) < LONG_TEXT:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
 
 def _card(service: Service) -> dict[str, Any]:
@@ -100,7 +111,7 @@ async def tokenize(request: Request) -> Response:
     body = parse(TokenizeBody, await read_body(request, service.limits))
     check_model(service, body.model)
     tokenizer = tokenizer_of(service, "prompt")
-    tokens = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
+    tokens = await encode(tokenizer, body.prompt, body.add_special_tokens)
     return JSONResponse(
         {"tokens": tokens, "count": len(tokens), "max_model_len": service.engine.max_model_len}
     )

@@ -88,6 +88,12 @@ def serve(
         server = _Server(config)
         stop.server = server
         announce(f"vk: serving {engine.model_name} ({engine.profile}) on http://{host}:{port}")
+        state_bytes = engine.settings().get("state_bytes_per_sequence")
+        if state_bytes:
+            announce(
+                f"vk: {engine.max_sequences} sequences of {engine.max_model_len} tokens at once, "
+                f"{state_bytes / 2**20:.1f} MiB of state each, drafts included"
+            )
         try:
             asyncio.run(server.serve(sockets=[sock]))
         finally:
