@@ -262,3 +262,127 @@ def test_first_difference() -> None:
 
 def test_class_of_a_cell_nobody_judged() -> None:
     assert class_of([], "x") == ("not_judged", "no stock arm judged this cell")
+
+
+def with_dtype(records: RunRecords, arm: str, dtype: str | None) -> RunRecords:
+    def change(settings: dict[str, Any]) -> dict[str, Any]:
+        kept = {k: v for k, v in settings.items() if k != "dtype"}
+        return kept if dtype is None else {**kept, "dtype": dtype}
+
+    return replace(
+        records,
+        servers=tuple(
+            s.model_copy(update={"settings": change(s.settings or {})}) if s.arm == arm else s
+            for s in records.servers
+        ),
+    )
+
+
+def test_the_tie_bound_is_inclusive_and_taken_from_the_scoring_arm_alone() -> None:
+    cell = cell_of(CLEAN, "vk", "mtp3")
+    at_bound = scored(CLEAN, cell.id, {5: 0.25})
+    assert row(with_dtype(at_bound, "stock", "bfloat16"), cell.id, "stock").label == "ties(1)"
+    assert row(with_dtype(at_bound, "stock", "float16"), cell.id, "stock").label == "ties(1)"
+    beyond = scored(CLEAN, cell.id, {5: 0.26})
+    assert row(with_dtype(beyond, "stock", "bfloat16"), cell.id, "stock").result == "divergent"
+    assert row(with_dtype(beyond, "stock", "float16"), cell.id, "stock").result == "divergent"
+    assert row(with_dtype(at_bound, "vk", "bfloat16"), cell.id, "stock").tie_bound == 1e-3
+    unstated = with_dtype(at_bound, "stock", None)
+    assert row(unstated, cell.id, "stock").tie_bound == 1e-3
+    mute = replace(
+        at_bound, servers=tuple(s.model_copy(update={"settings": None}) for s in CLEAN.servers)
+    )
+    assert row(mute, cell.id, "stock").tie_bound == 1e-3
+
+
+def test_two_types_of_one_arm_fall_back_to_the_scenarios() -> None:
+    cell = cell_of(CLEAN, "vk", "mtp3")
+    mixed = tuple(
+        s.model_copy(update={"settings": {**(s.settings or {}), "dtype": "bfloat16"}})
+        if s.block == 0
+        else s
+        for s in CLEAN.servers
+    )
+    assert row(replace(CLEAN, servers=mixed), cell.id, "stock").tie_bound == 1e-3
+
+
+def test_failed_requests_are_not_judged() -> None:
+    cell = cell_of(CLEAN, "vk", "mtp3")
+    garbage = edit(
+        CLEAN,
+        lambda r: r.cell_id == cell.id and r.prompt_index == 0,
+        status="failed",
+        error="cut",
+        token_ids=(1, 2, 3),
+    )
+    drafts, stock = row(garbage, cell.id, "drafts"), row(garbage, cell.id, "stock")
+    assert (drafts.result, drafts.prompts) == ("identical", 12)
+    assert (stock.result, stock.prompts) == ("identical", 12)
+
+
+def test_a_reference_that_ends_early_has_no_expected_token() -> None:
+    cell, twin = cell_of(CLEAN, "vk", "mtp3"), cell_of(CLEAN, "vk", "none")
+    victim = next(r for r in CLEAN.requests if r.cell_id == twin.id)
+    short = edit(
+        CLEAN,
+        lambda r: r.cell_id == twin.id and r.prompt_index == victim.prompt_index,
+        token_ids=victim.token_ids[:20],
+    )
+    first = row(short, cell.id, "drafts").first
+    assert first is not None
+    assert (first.position, first.expected, first.got) == (20, None, victim.token_ids[20])
+
+
+def test_rows_name_their_reference_and_count_nothing_they_did_not_judge() -> None:
+    cell, stock = cell_of(CLEAN, "vk", "mtp3"), cell_of(CLEAN, "stock")
+    found = row(CLEAN, cell.id, "stock")
+    assert found.against == stock.id
+    assert (found.ties, found.divergent_prompts, found.unpaired, found.largest_gap) == (0, 0, 0, 0)
+    sampled = row(CLEAN, cell_of(CLEAN, "vk", "mtp3", sampling="t07").id, "stock")
+    counts = (
+        sampled.prompts,
+        sampled.positions,
+        sampled.ties,
+        sampled.divergent_prompts,
+        sampled.unpaired,
+    )
+    assert counts == (0, 0, 0, 0, 0)
+    alone = scenario(arms=("vk", "stock"))
+    records = make_records(a_run(alone))
+    plan = records.run.plan
+    cut = plan.model_copy(update={"cells": tuple(c for c in plan.cells if c.arm == "vk")})
+    lone = replace(records, run=records.run.model_copy(update={"plan": cut}))
+    assert row(lone, cell.id, "stock").against == "stock"
+    assert row(lone, cell.id, "stock").same_outputs is None
+
+
+def test_reasons_are_given_for_findings_only() -> None:
+    cell = cell_of(CLEAN, "vk", "mtp3")
+    assert row(CLEAN, cell.id, "stock").reason is None
+    assert row(scored(CLEAN, cell.id, {1: 0.0005}), cell.id, "stock").reason is None
+    found = row(scored(CLEAN, cell.id, {1: 2.0}), cell.id, "stock")
+    assert found.reason == "1 of 16 outputs hold a token stock would not choose"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"status": "failed", "error": "cut", "token_ids": (1, 2)},
+        {"token_ids": ()},
+    ],
+)
+def test_stocks_own_failures_are_left_out(change: dict[str, Any]) -> None:
+    """Neither a cut output of stock nor one without ids stands for what stock says."""
+    cell, stock = cell_of(CLEAN, "vk", "mtp3"), cell_of(CLEAN, "stock")
+    partly = edit(CLEAN, lambda r: r.cell_id == stock.id and r.block == 3, **change)
+    assert row(partly, cell.id, "stock").same_outputs == 16
+    outputs = [r for r in partly.requests if r.cell_id == stock.id]
+    assert stock_self_rate(outputs, {}) == (0.0, "per output, repeats in other blocks")
+    scores = {
+        r.request_id: ScoreRecord(
+            **{**a_score(r).model_dump(), "positions": (position(1, gap=1.0),)}
+        )
+        for r in outputs
+        if r.block == 3
+    }
+    assert stock_self_rate(outputs, scores)[0] == 0.0
