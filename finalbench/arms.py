@@ -37,6 +37,14 @@ class Arm:
 ARMS: Mapping[str, Arm] = {
     "vk": Arm(name="vk", profile="vkae", draft_axis=True, scores=False, bare_loop=False),
     "stock": Arm(name="stock", profile="stock", draft_axis=False, scores=True, bare_loop=True),
+    # Static cache and compiled steps; where both stocks run, the smaller ratio is the headline.
+    "stock-compiled": Arm(
+        name="stock-compiled",
+        profile="stock-compiled",
+        draft_axis=False,
+        scores=False,
+        bare_loop=True,
+    ),
     # The same servers under a second name: an A/A run shows what counts as a difference here.
     "vk-aa": Arm(name="vk-aa", profile="vkae", draft_axis=True, scores=False, bare_loop=False),
     "stock-aa": Arm(
