@@ -50,7 +50,7 @@ def run_card(records: RunRecords, analysis: Analysis) -> view.RunCard:
         hardware=analysis.hardware,
         blocks=len(run.plan.blocks),
         requests=timed,
-        facts=tuple(_facts(records)),
+        facts=tuple(_facts(records, analysis)),
         rolls=tuple(_roll(roll) for roll in run.rolls),
         commands=_commands(records),
         notes=tuple(_notes(records)),
@@ -103,7 +103,7 @@ def _sensor_name(name: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _facts(records: RunRecords) -> Iterator[view.Fact]:
+def _facts(records: RunRecords, analysis: Analysis) -> Iterator[view.Fact]:
     run = records.run
     made = run.provenance
     machine = made.hardware
@@ -131,12 +131,12 @@ def _facts(records: RunRecords) -> Iterator[view.Fact]:
         yield view.Fact(group="Packages", name=name, value=version)
     for name, value in sorted(made.environment.items()):
         yield view.Fact(group="Environment", name=name, value=value)
-    yield from _workload(records)
+    yield from _workload(records, analysis)
     for server in _first_servers(records):
         yield from _server(server)
 
 
-def _workload(records: RunRecords) -> Iterator[view.Fact]:
+def _workload(records: RunRecords, analysis: Analysis) -> Iterator[view.Fact]:
     scenario = records.run.scenario
     work, measure = scenario.workload, scenario.measure
     for name, value in (
@@ -145,7 +145,8 @@ def _workload(records: RunRecords) -> Iterator[view.Fact]:
         ("warm-up requests", str(work.warmup_requests)),
         ("blocks", f"{measure.blocks}, order {measure.order}"),
         ("seed", str(work.seed)),
-        ("A/A blocks", "not measured"),
+        ("A/A", _aa(analysis)),
+        ("client ceiling", _ceiling(records)),
     ):
         yield view.Fact(group="Workload", name=name, value=value)
     for name, sampling in scenario.samplings.items():
@@ -180,6 +181,24 @@ def _first_servers(records: RunRecords) -> list[ServerRecord]:
         if server.purpose == "measure" and server.settings is not None:
             found.setdefault(server.arm, server)
     return list(found.values())
+
+
+def _aa(analysis: Analysis) -> str:
+    if not analysis.aa:
+        return f"not measured: {analysis.aa_reason}" if analysis.aa_reason else "not measured"
+    apart = [row for row in analysis.aa if row.comparison.verdict in ("FASTER", "SLOWER")]
+    return f"{len(analysis.aa)} cells against a copy, {len(apart)} of them told apart"
+
+
+def _ceiling(records: RunRecords) -> str:
+    known = [c for c in records.run.client_ceilings if c.chunks_per_s is not None]
+    if not known:
+        return "not measured"
+    return "; ".join(
+        f"{ceiling.chunks_per_s:,.0f} chunks/s over {ceiling.streams} stream"
+        f"{'s' if ceiling.streams > 1 else ''}"
+        for ceiling in known
+    )
 
 
 def _bandwidth(records: RunRecords) -> str:

@@ -92,15 +92,14 @@ def _lines(
 class ModelCurves:
     """One model's cells, with the names its series carry."""
 
-    def __init__(self, model: str, cells: Sequence[Cell], slug: str) -> None:
-        self.cells = cells
+    def __init__(self, model: str, cells: Sequence[Cell], slug: str, runs: Sequence[str]) -> None:
+        # A copy of a server stands in the A/A table, not in the curves.
+        self.cells = [cell for cell in cells if not cell.arm.endswith("-aa")]
         self.slug = slug
         self.name = phrases.shape_name(model, cells[0].marks)
         self.tones = Tones()
-        runs = list(dict.fromkeys(cell.run_id for cell in cells))
-        self.run_tag = {
-            run: f", run {i + 1}" if len(runs) > 1 else "" for i, run in enumerate(runs)
-        }
+        several = len({cell.run_id for cell in cells}) > 1
+        self.run_tag = {run: f", run {i + 1}" if several else "" for i, run in enumerate(runs)}
 
     def arm(self, cell: Cell) -> str:
         return f"{cell.arm_label}{self.run_tag[cell.run_id]}"

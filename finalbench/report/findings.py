@@ -152,6 +152,72 @@ def domains(run: RunView) -> list[view.DomainRow]:
     ]
 
 
+def aa(run: RunView) -> list[view.AaRow]:
+    rows = []
+    for found in run.analysis.aa:
+        cell = run.analysis.row(found.cell_id)
+        versus = found.comparison
+        rows.append(
+            view.AaRow(
+                run_id=run.run_id,
+                model=run.model,
+                arm=run.arm_label(found.arm),
+                setting=run.setting(cell.cell),
+                ratio=view.Measured(
+                    value=versus.ratio,
+                    interval=interval_of(versus.ratio_interval),
+                    reason=versus.reason,
+                ),
+                verdict=versus.verdict.value,
+                detectable=versus.detectable,
+                marks=marks_of(cell),
+            )
+        )
+    return rows
+
+
+def costs(run: RunView) -> list[view.CostRow]:
+    """At the base setting's lengths and sampling; other cells are in the data."""
+    rows = []
+    for found in run.analysis.draft_costs:
+        row = run.analysis.row(found.cell_id)
+        base = run.base(row.cell.arm)
+        if base is None or row.cell.pair_key != base.cell.pair_key:
+            continue
+        rows.append(
+            view.CostRow(
+                run_id=run.run_id,
+                model=run.model,
+                arm=run.arm_label(found.arm),
+                setting=draft_label(row.cell),
+                acceptance_length=found.acceptance_length,
+                cost=found.cost,
+                expected_gain=found.expected_gain,
+                gain=found.gain,
+                marks=marks_of(row),
+            )
+        )
+    return rows
+
+
+def energy(run: RunView) -> list[view.EnergyRow]:
+    """Only where some arm's energy was measured."""
+    if all(row.joules is None for row in run.analysis.energy):
+        return []
+    return [
+        view.EnergyRow(
+            run_id=run.run_id,
+            model=run.model,
+            arm=run.arm_label(row.arm),
+            seconds=row.seconds,
+            joules=row.joules,
+            joules_per_token=row.joules_per_token,
+            reason=row.reason,
+        )
+        for row in run.analysis.energy
+    ]
+
+
 def failures(run: RunView) -> list[view.Failure]:
     return [
         view.Failure(

@@ -91,10 +91,14 @@ class FigureGroup(View):
 
 def groups(page: Page) -> tuple[FigureGroup, ...]:
     found = []
+    # Runs are numbered as they stand in the provenance section.
+    runs = [run.id for run in page.runs]
+    runs += [cell.run_id for cell in page.cells if cell.run_id not in runs]
+    runs = list(dict.fromkeys(runs))
     ordered = sorted(page.cells, key=lambda cell: cell.model)
     for number, (model, cells) in enumerate(groupby(ordered, key=lambda cell: cell.model)):
         slug = f"m{number + 1}"
-        own = ModelCurves(model, list(cells), slug)
+        own = ModelCurves(model, list(cells), slug, runs)
         headline = next((h for h in page.headlines if h.model == model), None)
         drawn = [
             _blocks(headline, slug) if headline else None,

@@ -22,6 +22,9 @@ _SECTIONS = (
     "spread",
     "domains",
     "variance",
+    "costs",
+    "aa",
+    "energy",
     "equality",
     "failures",
     "violations",
@@ -56,14 +59,14 @@ def render(page: Page, made: Sequence[Table]) -> str:
         when=_when(page),
         style=Markup(_asset("style.css")),
         script=Markup(_asset("script.js")),
-        heroes=[_hero(headline) for headline in page.headlines],
+        heroes=[_hero(headline, _tag(page, headline.run_id)) for headline in page.headlines],
         no_headline=_no_headline(page),
         links=_links(page, broken),
         boards=boards,
         figure_groups=groups,
         equality_intro=_equality_intro(page),
         nothing_failed=_nothing_failed(page),
-        runs=[_run(run) for run in page.runs],
+        runs=[_run(run, _tag(page, run.id)) for run in page.runs],
         data=Markup(_script_safe(page_document(page, made))),
         lead=_lead,
         **{name: found.get(name) for name in _SECTIONS},
@@ -107,6 +110,12 @@ def _when(page: Page) -> str:
     return f"{len(page.runs)} runs"
 
 
+def _tag(page: Page, run_id: str) -> str:
+    """`Run 2` where there are several: the number that the plots use."""
+    ids = [run.id for run in page.runs]
+    return f"Run {ids.index(run_id) + 1}" if len(ids) > 1 and run_id in ids else ""
+
+
 def _no_headline(page: Page) -> str:
     states = sorted({run.status for run in page.runs})
     return f"no baseline ratio could be formed ({', '.join(states) or 'no runs'})."
@@ -118,14 +127,14 @@ def _chips(headline: Headline) -> list[dict[str, str]]:
     tones = (
         "good" if marks.weights == "real" else "care",
         "good" if marks.acceptance == "measured" else "care",
-        same.get(marks.equality.split("(")[0], "care"),
+        same.get(marks.equality.split("(")[0], "care") if marks.weights == "real" else "care",
         "good" if marks.status == "verified" else "care",
     )
     words = phrases.mark_words(marks)
     return [{"text": text, "tone": tone} for text, tone in zip(words, tones, strict=True)]
 
 
-def _hero(headline: Headline) -> dict[str, Any]:
+def _hero(headline: Headline, run: str) -> dict[str, Any]:
     versus = headline.comparison
     mine = headline.decode_tok_s.value or 0.0
     base = (versus.against_decode_tok_s or 0.0) if versus else 0.0
@@ -147,7 +156,7 @@ def _hero(headline: Headline) -> dict[str, Any]:
         "ratio": ratio,
         "ratio_note": note,
         "bars": bars,
-        "facts": _hero_facts(headline),
+        "facts": _hero_facts(headline, run),
     }
 
 
@@ -156,8 +165,8 @@ def _bar(label: str, value: float, top: float, tone: str) -> dict[str, str]:
     return {"label": label, "width": width, "text": f"{phrases.tok_s(value)} tok/s", "tone": tone}
 
 
-def _hero_facts(headline: Headline) -> str:
-    facts = [headline.setting]
+def _hero_facts(headline: Headline, run: str) -> str:
+    facts = [run, headline.setting]
     if headline.acceptance_length is not None:
         length = phrases.significant(headline.acceptance_length, 3)
         facts.append(f"acceptance length {length} tokens a round")
@@ -207,7 +216,7 @@ def _nothing_failed(page: Page) -> str:
     )
 
 
-def _run(run: RunCard) -> dict[str, Any]:
+def _run(run: RunCard, tag: str) -> dict[str, Any]:
     facts = sorted(enumerate(run.facts), key=lambda pair: _group_order(run, pair[1].group))
     grouped = [
         (name, [fact for _, fact in members])
@@ -224,7 +233,8 @@ def _run(run: RunCard) -> dict[str, Any]:
             f"root hash {run.root_hash}" if run.root_hash else "not sealed",
         )
     )
-    return {**dict(run), "summary": summary, "fact_groups": grouped}
+    title = f"{tag}: {run.id}" if tag else run.id
+    return {**dict(run), "title": title, "summary": summary, "fact_groups": grouped}
 
 
 def _group_order(run: RunCard, name: str) -> int:

@@ -70,6 +70,9 @@ def card(page: Page, made: Sequence[Table], configs: Sequence[dict[str, object]]
         ("spread", "What moves the number"),
         ("domains", "By kind of prompt"),
         ("variance", "Where the spread comes from"),
+        ("costs", "Why drafts gain what they gain"),
+        ("aa", "A/A"),
+        ("energy", "Energy"),
         ("equality", "Are the outputs the same?"),
         ("cells", "Every cell"),
     ):

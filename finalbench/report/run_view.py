@@ -22,7 +22,9 @@ class RunView:
         self._profile = records.run.scenario.serving.vk_profile
 
     def arm_label(self, arm: str) -> str:
-        return self._profile.upper() if arm == "vk" else arm
+        name = arm.removesuffix("-aa")
+        label = self._profile.upper() if name == "vk" else name
+        return label if name == arm else f"{label} (copy)"
 
     def headline(self) -> view.Headline:
         head = self.analysis.headline
@@ -31,6 +33,7 @@ class RunView:
         pairs = comparison.pairs if comparison else ()
         reason = head.reasons.get("decode_tok_s")
         return view.Headline(
+            run_id=self.run_id,
             model=self.model,
             hardware=self.analysis.hardware,
             arm_label=self.arm_label(head.arm),

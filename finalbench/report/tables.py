@@ -27,6 +27,7 @@ from finalbench.report.sections import (
     violations_table,
 )
 from finalbench.report.view import Board, BoardRow, Cell, Page
+from finalbench.report.workings import aa_table, costs_table, energy_table
 
 _BOARD_COLUMNS = (
     Column(key="position", label="Rank", numeric=True),
@@ -160,6 +161,9 @@ def all_tables(page: Page) -> tuple[Table, ...]:
         spread_table(page.spread),
         domains_table(page.domains),
         variance_table(page.variance),
+        costs_table(page.costs),
+        aa_table(page.aa),
+        energy_table(page.energy),
         equality_table(page.equality),
         failures_table(page.failures),
         violations_table(page.violations),

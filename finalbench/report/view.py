@@ -7,51 +7,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
-Weights = Literal["real", "random"]
-Acceptance = Literal["measured", "synthetic"]
-Status = Literal["self-reported", "replicated", "verified", "contested", "stale"]
-Verdict = Literal["FASTER", "SLOWER", "EQUIVALENT", "INCONCLUSIVE"]
-
-
-class View(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Marks(View):
-    """The four classes a row carries into every export."""
-
-    weights: Weights = "real"
-    acceptance: Acceptance = "measured"
-    equality: str = "not_judged"
-    status: Status = "self-reported"
-
-
-class Interval(View):
-    low: float
-    high: float
-    level: float = 0.95
-
-
-class Measured(View):
-    value: float | None = None
-    interval: Interval | None = None
-    blocks: tuple[float, ...] = ()
-    reason: str | None = None
-
-
-class Comparison(View):
-    """One arm against its baseline, from paired blocks."""
-
-    against: str
-    against_label: str
-    against_decode_tok_s: float | None = None
-    ratio: Measured = Measured()
-    verdict: Verdict = "INCONCLUSIVE"
+from finalbench.report.quantities import Comparison as Comparison
+from finalbench.report.quantities import Interval as Interval
+from finalbench.report.quantities import Marks as Marks
+from finalbench.report.quantities import Measured as Measured
+from finalbench.report.quantities import Status as Status
+from finalbench.report.quantities import Verdict as Verdict
+from finalbench.report.quantities import View as View
 
 
 class Headline(View):
+    run_id: str = ""
     model: str
     hardware: str
     arm_label: str
@@ -184,6 +150,45 @@ class DomainRow(View):
     marks: Marks = Marks()
 
 
+class AaRow(View):
+    """An arm against a copy of itself: what counts as a difference on this machine."""
+
+    run_id: str
+    model: str
+    arm: str
+    setting: str
+    ratio: Measured
+    verdict: Verdict
+    detectable: float | None = None
+    marks: Marks = Marks()
+
+
+class CostRow(View):
+    """Tokens a round against what a round costs, in steps without drafts."""
+
+    run_id: str
+    model: str
+    arm: str
+    setting: str
+    acceptance_length: float
+    cost: float
+    expected_gain: float
+    gain: float
+    marks: Marks = Marks()
+
+
+class EnergyRow(View):
+    """Energy of the windows in which an arm was busy."""
+
+    run_id: str
+    model: str
+    arm: str
+    seconds: float
+    joules: float | None
+    joules_per_token: float | None
+    reason: str | None = None
+
+
 class Failure(View):
     run_id: str
     cell: str
@@ -269,6 +274,9 @@ class Page(View):
     spread: tuple[SpreadRow, ...] = ()
     variance: tuple[VarianceRow, ...] = ()
     domains: tuple[DomainRow, ...] = ()
+    aa: tuple[AaRow, ...] = ()
+    costs: tuple[CostRow, ...] = ()
+    energy: tuple[EnergyRow, ...] = ()
     failures: tuple[Failure, ...] = ()
     violations: tuple[ViolationRow, ...] = ()
     runs: tuple[RunCard, ...] = ()

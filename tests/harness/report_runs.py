@@ -148,7 +148,7 @@ def _server(
 ) -> ServerRecord:
     settings = {
         "schema_version": 1,
-        "profile": "stock" if cell.arm == "stock" else "vkae",
+        "profile": "stock" if cell.arm.startswith("stock") else "vkae",
         "model": cell.model,
         "weights": weights,
         "model_digest": "ab" * 32,
@@ -200,7 +200,7 @@ def _request(
     drift = 1 + 0.01 * random.Random(f"{cell.arm}/{block}").uniform(-1, 1)
     slow = 1 + cell.seq_len / 9000
     method, k = cell.draft.method, cell.draft.k if isinstance(cell.draft.k, int) else 3
-    step_ms = 13.0 * slow if cell.arm == "stock" else (3.1 + 0.45 * k) * slow / speed
+    step_ms = 13.0 * slow if cell.arm.startswith("stock") else (3.1 + 0.45 * k) * slow / speed
     tokens = _tokens(cell, index)
     sent = clock
     now = sent + int(2e6 + cell.seq_len * 4e4)

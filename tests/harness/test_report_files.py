@@ -208,7 +208,7 @@ def test_the_card_says_only_limits_that_hold() -> None:
 def test_the_card_says_who_ran_it_and_whether_a_a_was_measured(run_dir: Path) -> None:
     text = card(build_page([run_dir]))
     assert "root hash" in text[text.index("## Provenance") :]
-    assert "| Workload | A/A blocks | not measured |" in text
+    assert "| Workload | A/A | not measured" in text
 
 
 def test_the_card_is_a_valid_hub_card() -> None:
@@ -238,3 +238,24 @@ def test_space_folder(run_dir: Path, tmp_path: Path) -> None:
     header = yaml.safe_load((tmp_path / "README.md").read_text().split("---")[1])
     assert header["sdk"] == "static"
     assert (tmp_path / header["app_file"]).read_bytes() == (tmp_path / "report.html").read_bytes()
+
+
+def test_an_aa_run_shows_it_beside_the_ab_and_ranks_no_copy(tmp_path: Path) -> None:
+    described = runs.scenario(
+        "workload.requests=2", "axes.seq_len=[512]", "arms=[vk, vk-aa, stock, stock-aa]"
+    )
+    page = build_page([runs.make_run(tmp_path, described)])
+    assert {row.arm for row in page.aa} == {"VKAE", "stock"}
+    assert all(row.ratio.value and 0.9 < row.ratio.value < 1.1 for row in page.aa)
+    ranked = [row.arm_label for board in page.boards for row in board.rows]
+    assert ranked and not [name for name in ranked if "copy" in name]
+    text = card(page)
+    assert "A/A: the same server" in leaderboard(page)
+    assert "told apart |" in text
+
+
+def test_draft_costs_explain_the_gain(tmp_path: Path) -> None:
+    page = build_page([runs.make_run(tmp_path)])
+    assert [row.setting for row in page.costs] == ["mtp k=3", "mtp k=1", "mtp k=2", "ngram k=3"]
+    for row in page.costs:
+        assert row.expected_gain == pytest.approx(row.acceptance_length / row.cost)
