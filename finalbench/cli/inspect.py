@@ -149,11 +149,11 @@ def clean(
     """End servers that a killed run left behind; with --runs, delete unfinished runs."""
     from finalbench.cli.sweep import sweep
 
-    done = sweep(results_dir, runs=runs, dry_run=dry_run)
+    done = sweep(results_dir, environment(), runs=runs, dry_run=dry_run)
     if as_json:
         print_json({"schema_version": 1, "dry_run": dry_run, **done})
         return
     verb = "would end" if dry_run else "ended"
-    typer.echo(f"{verb} {len(done['processes'])} server(s)")
+    typer.echo(f"{verb} {len(done['processes']) + len(done['containers'])} server(s)")
     for path in done["runs"]:
         typer.echo(f"{'would delete' if dry_run else 'deleted'} {path}")

@@ -88,8 +88,11 @@ def run(
     threads: ThreadsOption = None,
     checkpoint: CheckpointOption = None,
     runtime: Annotated[
-        str, typer.Option(help="`process`, `endpoint` (with --endpoint), or `auto`.")
+        str, typer.Option(help="`container`, `process`, `endpoint` (with --endpoint), or `auto`.")
     ] = "auto",
+    pinned: Annotated[
+        bool, typer.Option("--pinned", help="Containers only from images with a known digest.")
+    ] = False,
     endpoint: Annotated[
         list[str] | None,
         typer.Option(metavar="ARM=URL", help="Use a server that already runs; repeat per arm."),
@@ -110,6 +113,7 @@ def run(
     An unfinished run of the same plan, on the same machine and commit, is continued; --fresh starts
     anew. A run that ended with failed cells is continued only when named by --resume.
     """
+    from finalbench.cli.containers import choose_runtime
     from finalbench.cli.finish import exit_code_of, finish
     from finalbench.cli.live import shown
     from finalbench.hub.redact import scrub_command, secret_values
@@ -128,12 +132,17 @@ def run(
             checkpoint=checkpoint,
         ),
     )
+    endpoints = _endpoints(runtime, endpoint or [], resolved.arms)
+    containers, why = choose_runtime(runtime, resolved, endpoints, environment(), pinned=pinned)
+    if runtime == "auto" and not quiet:
+        typer.echo(f"runtime: {why}", err=True)
     options = Options(
         results=results_dir,
         environment=environment(),
         resume=_run_folder(resume, results_dir),
         fresh=fresh,
-        endpoints=_endpoints(runtime, endpoint or [], resolved.arms),
+        endpoints=endpoints,
+        containers=containers,
         command=tuple(scrub_command(["finalbench", *sys.argv[1:]], secret_values(environment()))),
     )
     with shown(quiet=quiet, bar=not no_progress) as progress:
@@ -150,10 +159,11 @@ def run(
 
 
 def _endpoints(runtime: str, given: list[str], arms: tuple[str, ...]) -> dict[str, str]:
+    from finalbench.cli.containers import RUNTIMES
     from finalbench.errors import UsageError
 
-    if runtime not in ("auto", "process", "endpoint"):
-        raise UsageError(f"--runtime {runtime}: must be process, endpoint or auto")
+    if runtime not in RUNTIMES:
+        raise UsageError(f"--runtime {runtime}: must be one of {', '.join(RUNTIMES)}")
     endpoints: dict[str, str] = {}
     for text in given:
         name, separator, url = text.partition("=")

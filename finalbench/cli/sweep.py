@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
 
+from finalbench.cli.containers import sweep_containers
 from finalbench.errors import FinalbenchError
 from finalbench.record import load_run
 from finalbench.runner.state import CUT
 from finalbench.runtime.process import OWNER_VARIABLE
 
 
-def sweep(results: Path, *, runs: bool, dry_run: bool) -> dict[str, list[str]]:
+def sweep(
+    results: Path, environment: Mapping[str, str], *, runs: bool, dry_run: bool
+) -> dict[str, list[str]]:
     """Returns what was (or would be) ended and deleted."""
+    containers = sweep_containers(environment, dry_run=dry_run)
     processes = [str(process.pid) for process in orphans()]
     if not dry_run:
         for pid in processes:
@@ -30,6 +35,7 @@ def sweep(results: Path, *, runs: bool, dry_run: bool) -> dict[str, list[str]]:
             path.unlink(missing_ok=True)
     return {
         "processes": processes,
+        "containers": containers,
         "runs": [str(path) for path in folders],
         "files": [str(path) for path in temporary],
     }

@@ -27,6 +27,7 @@ from finalbench.runtime.container_images import (
     bring,
     catalogue_file,
     load_catalogue,
+    local_image,
 )
 from finalbench.runtime.container_launch import HOST, INSIDE_PORT, Launch, inside_path, launch
 from finalbench.runtime.container_server import ContainerServer
@@ -77,6 +78,11 @@ class ContainerRuntime:
             spec = self.catalogue.server(arm)
             name = spec.pinned() if self.pinned else spec.image
             self.images[arm] = bring(self.client, name, report)
+
+    def missing(self, arms: Iterable[str]) -> list[str]:
+        """Names of images that would have to be pulled."""
+        names = [self.catalogue.server(arm).image for arm in arms]
+        return [name for name in names if local_image(self.client, name) is None]
 
     def start(self, settings: Settings, wanted: Wanted) -> LiveServer:
         """Start a container, prove its GPUs, wait until it is ready, prove that it is ours.

@@ -90,5 +90,7 @@ class ContainerServer:
 
     def _copy_log(self) -> None:
         with contextlib.suppress(*ENGINE_ERRORS), self.log.open("ab", buffering=0) as file:
-            for chunk in self._container.logs(stream=True, follow=True):
-                file.write(chunk)
+            stream = self._container.logs(stream=True, follow=True)
+            with contextlib.closing(stream):
+                for chunk in stream:
+                    file.write(chunk)

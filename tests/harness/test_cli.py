@@ -144,7 +144,7 @@ def test_the_gpu_model_without_a_gpu_is_exit_3_with_one_message(
         (["plan", "vk-tiny", "--arms", "vk,vllm2"], "unknown arm 'vllm2'"),
         (["plan", "vk-tiny", "--blocks", "0"], "--blocks 0: measure.blocks"),
         (["plan", "vk-tiny", "--grid", "round"], "--grid round: grid"),
-        (["run", "vk-tiny", "--runtime", "docker"], "must be process, endpoint or auto"),
+        (["run", "vk-tiny", "--runtime", "docker"], "must be one of auto, container"),
         (["run", "vk-tiny", "--runtime", "endpoint"], "no --endpoint for vk, stock"),
         (["run", "vk-tiny", "--endpoint", "vk:1"], "ARM=http://host:port"),
         (["run", "vk-tiny", "--endpoint", "x=http://a"], "'x' is not among arms"),
