@@ -9,15 +9,16 @@ from finalbench.metrics import CellRow, metric
 from finalbench.stats import EQUIVALENCE_MARGIN, Verdict, holm, paired
 from finalbench.validity import Violation
 
+Blocks = dict[int, tuple[float, int | None]]  # block -> (value, slot of its server)
+
 
 def metric_of(cell: CellRow) -> str:
     return "decode_tok_s" if cell.concurrency == 1 else "steady_tok_s"
 
 
-def block_values(cell: CellRow, metric_id: str) -> dict[int, tuple[float, int | None]]:
-    """Block -> (value, slot of its server), where the block has a value."""
+def block_values(cell: CellRow, metric_id: str) -> Blocks:
     name = metric_id.removesuffix("_tok_s")
-    found: dict[int, tuple[float, int | None]] = {}
+    found: Blocks = {}
     for block in cell.blocks:
         value = getattr(block, name).value
         if value is not None:
@@ -45,7 +46,7 @@ def compare(
     mine, theirs = block_values(candidate, metric_id), block_values(baseline, metric_id)
     common = sorted(set(mine) & set(theirs))
     if refusal is None and not common:
-        refusal = "no block has both arms"
+        refusal = _unmeasured((candidate, mine), (baseline, theirs), metric_id)
     if refusal is not None:
         return base.model_copy(update={"reason": refusal})
     pairs = tuple(_pair(b, mine[b], theirs[b]) for b in common)
@@ -91,6 +92,16 @@ def with_holm(comparisons: dict[str, Comparison]) -> dict[str, Comparison]:
             }
         out[name] = comparison.model_copy(update=update)
     return out
+
+
+def _unmeasured(
+    candidate: tuple[CellRow, Blocks], baseline: tuple[CellRow, Blocks], metric_id: str
+) -> str:
+    """Why no block has both arms."""
+    for cell, blocks in (candidate, baseline):
+        if not blocks:
+            return f"{cell.arm} has no {metric_id}: {cell.reasons.get(metric_id, 'unknown')}"
+    return "no block has both arms"
 
 
 def _refusal(candidate: CellRow, baseline: CellRow, violations: Sequence[Violation]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from finalbench.aggregate.compare import compare
 from finalbench.aggregate.rows import DraftCost, ResultRow
 
 
@@ -20,10 +21,18 @@ def draft_costs(rows: Sequence[ResultRow]) -> tuple[DraftCost, ...]:
         seconds = row.cell.rates["decode_tok_s"].seconds
         rate, length = row.cell.decode_tok_s, row.cell.acceptance_length
         rounds = row.cell.acceptance.drafts
-        if twin is None or not rounds or not seconds or rate is None or length is None:
+        if (
+            not row.valid
+            or twin is None
+            or not rounds
+            or not seconds
+            or rate is None
+            or length is None
+        ):
             continue
         step_s = 1 / (twin.cell.decode_tok_s or 1.0)
         round_s = seconds / rounds
+        gained = compare(row.cell, twin.cell)
         found.append(
             DraftCost(
                 arm=row.cell.arm,
@@ -35,10 +44,8 @@ def draft_costs(rows: Sequence[ResultRow]) -> tuple[DraftCost, ...]:
                 cost=round_s / step_s,
                 expected_gain=length * step_s / round_s,
                 gain=rate * step_s,
+                gain_interval=gained.ratio_interval,
+                verdict=gained.verdict,
             )
         )
-    return tuple(r for r in found if _is_valid(rows, r.cell_id))
-
-
-def _is_valid(rows: Sequence[ResultRow], cell_id: str) -> bool:
-    return next(r for r in rows if r.cell.id == cell_id).valid
+    return tuple(found)

@@ -183,7 +183,8 @@ class AaRow(Frozen):
 class DraftCost(Frozen):
     """`cost` is a verify round in steps without drafts; `expected_gain` = acceptance / cost.
 
-    The measured `gain` is a little lower: the last round of a request is cut.
+    The measured `gain` is a little lower: the last round of a request is cut. It is the ratio of
+    pooled rates; interval and verdict are those of the blocks.
     """
 
     arm: str
@@ -195,6 +196,8 @@ class DraftCost(Frozen):
     cost: float
     expected_gain: float
     gain: float
+    gain_interval: tuple[float, float] | None
+    verdict: Verdict
 
 
 class EnergyRow(Frozen):

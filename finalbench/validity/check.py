@@ -11,6 +11,7 @@ from finalbench.validity.counts import check_counts
 from finalbench.validity.drafts import check_drafts
 from finalbench.validity.engine_counts import check_engine_counts
 from finalbench.validity.machine import check_client, check_gpu_clocks
+from finalbench.validity.routing import check_routing
 from finalbench.validity.samples import check_samples, check_warmth, check_warmup
 from finalbench.validity.servers import check_servers
 from finalbench.validity.violation import Violation, violation
@@ -38,6 +39,7 @@ def _check(records: RunRecords, metrics: MetricsTable) -> Iterator[Violation]:
         yield from check_client(cell, requests, run.client_ceilings)
     yield from check_warmup(records.requests)
     yield from check_servers(run, records.servers)
+    yield from check_routing(run, records.servers)
     yield from check_engine_counts(records.servers, records.requests, records.scores)
     yield from check_gpu_clocks(run, records.requests, records.servers, records.telemetry)
     for name in records.torn:

@@ -57,6 +57,11 @@ _ALL: tuple[Rule, ...] = (
     Rule("settings_unread", "invalid", "the server's effective settings were read back"),
     Rule("settings_differ", "invalid", "dtype, device, threads and weights agree across arms"),
     Rule("class_mismatch", "invalid", "the weights served are of the class the run declares"),
+    Rule(
+        "correlated_routing",
+        "warning",
+        "random weights route within 3 % of independent routing, as measured by the server",
+    ),
     Rule("kernel_fallback", "warning", "no kernel fallback was in force"),
     Rule("warm_prompt", "invalid", "measured prompts are disjoint from warm-up prompts"),
     Rule("repeated_prompt", "warning", "prompts do not repeat within one cell of a server"),

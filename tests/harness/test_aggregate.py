@@ -111,8 +111,12 @@ def test_t09_w08_unequal_token_sources_or_text_are_not_compared() -> None:
     refused = compare(mine, random_text)
     assert refused.reason == "text classes differ: natural against random"
     assert refused.ratio is None
-    apart = theirs.model_copy(update={"blocks": ()})
-    assert compare(mine, apart).reason == "no block has both arms"
+    apart = theirs.model_copy(update={"blocks": theirs.blocks[:2]})
+    late = mine.model_copy(update={"blocks": mine.blocks[2:]})
+    assert compare(late, apart).reason == "no block has both arms"
+    why = {"decode_tok_s": "no valid request"}
+    empty = theirs.model_copy(update={"blocks": (), "reasons": why})
+    assert compare(mine, empty).reason == "stock has no decode_tok_s: no valid request"
 
 
 def test_pairs_use_common_blocks_and_slots() -> None:

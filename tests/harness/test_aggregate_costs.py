@@ -10,6 +10,7 @@ from run_records import MS, a_request, a_run, cell_of, edit, make_records, scena
 from finalbench.aggregate import analyse
 from finalbench.aggregate.energy import energy_j, energy_row, energy_table, merged
 from finalbench.record import TelemetryRecord
+from finalbench.stats import Verdict
 
 S = 1_000_000_000
 CLEAN = make_records()
@@ -50,6 +51,10 @@ def test_s07_the_gain_follows_from_acceptance_and_cost() -> None:
     assert cost.cost == pytest.approx(1.5)
     assert cost.expected_gain == pytest.approx(cost.acceptance_length / 1.5)
     assert cost.gain == pytest.approx(cost.expected_gain, rel=0.02)
+    assert cost.gain_interval is not None
+    assert cost.gain_interval[0] <= cost.gain * 1.001
+    assert cost.gain_interval[1] >= cost.gain * 0.999
+    assert cost.verdict is Verdict.FASTER
     assert cost.gain <= cost.expected_gain * (1 + 1e-9)
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_records import (
     MS,
+    SCENARIO,
     a_request,
     a_run,
     cell_of,
@@ -313,6 +314,7 @@ def test_every_rule_has_a_rejected_fixture() -> None:
         "client_unmeasured",
         "engine_count",
         "cold_start",
+        "correlated_routing",
     }
     assert {rule for _, rule, _ in REJECTED} | elsewhere == set(RULES)
     assert not {rule for _, rule, _ in REJECTED} & elsewhere
@@ -680,3 +682,43 @@ def test_warmth_needs_three_requests() -> None:
     assert list(check_warmth(PLAIN, lone)) == []
     silent = cold[0].model_copy(update={"chunks": cold[0].chunks[:1]})
     assert list(check_warmth(PLAIN, [silent, *cold[1:]])) == []
+
+
+def random_moe(routing: object) -> RunRecords:
+    facts = {**SCENARIO["model"]["facts"], "experts": 256, "experts_per_token": 8}
+    spec = scenario(model={**SCENARIO["model"], "facts": facts})
+    run = a_run(spec, classes=Classes(weights="random", acceptance="measured"))
+    records = make_records(run)
+    told_all = {"weights": "random:1", "routing": routing}
+    return replace(
+        records,
+        servers=tuple(
+            s.model_copy(
+                update={
+                    name: {**(getattr(s, name) or {}), **told_all}
+                    for name in ("settings", "settings_after")
+                }
+            )
+            for s in records.servers
+        ),
+    )
+
+
+def test_random_weights_must_route_as_if_independent() -> None:
+    from finalbench.validity.routing import expected_distinct
+
+    assert [round(expected_distinct(256, 8, m), 1) for m in (1, 2, 3, 4)] == [8.0, 15.8, 23.3, 30.5]
+    good = random_moe({"distinct_experts": [8.0, 15.7, 23.0, 29.7]})
+    assert rules(good) == set()
+    collapsed = random_moe({"distinct_experts": [8.0, 12.0, 15.0, 18.0]})
+    broken = [v for v in found(collapsed) if v.rule == "correlated_routing"]
+    assert [v.numbers["rows"] for v in broken] == [2, 3, 4] * 2
+    assert broken[-1].numbers["expected"] == pytest.approx(30.53, abs=0.01)
+    assert rules(random_moe(None)) == {"correlated_routing"}
+    assert rules(random_moe({})) == {"correlated_routing"}
+
+
+def test_routing_of_real_or_dense_models_is_their_own() -> None:
+    facts = {**SCENARIO["model"]["facts"], "experts": 256, "experts_per_token": 8}
+    real = make_records(a_run(scenario(model={**SCENARIO["model"], "facts": facts})))
+    assert rules(real) == set()
