@@ -67,7 +67,10 @@ def _on_axis(cells: Sequence[Cell], axis: str) -> list[Cell]:
         others = [name for name in _AXES if name not in (axis, "draft")]
         if all(getattr(cell, name) == getattr(base, name) for name in others):
             chosen.append(cell)
-    return chosen if len({getattr(cell, axis) for cell in chosen}) > 1 else []
+    values: dict[str, set[object]] = {}
+    for cell in chosen:
+        values.setdefault(cell.run_id, set()).add(getattr(cell, axis))
+    return [cell for cell in chosen if len(values[cell.run_id]) > 1]
 
 
 def _lines(

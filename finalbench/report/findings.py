@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from finalbench.equality import EqualityRow as Judged
 from finalbench.report import phrases, view
-from finalbench.report.run_view import RunView, draft_label, interval_of, marks_of
+from finalbench.report.run_view import RunView, draft_label, interval_of, is_copy, marks_of
 
 AXIS_WORDS = {
     "seq_len": "prompt length",
@@ -65,8 +65,9 @@ def spread(run: RunView) -> list[view.SpreadRow]:
             marks=_axis_marks(run, row.arm, row.axis),
         )
         for row in run.analysis.spread
+        if not is_copy(row.arm)
     ]
-    rows += [row for arm in run.arms() if (row := _restart(run, arm))]
+    rows += [row for arm in run.arms() if not is_copy(arm) and (row := _restart(run, arm))]
     order = [run.arm_label(arm) for arm in run.arms()]
     return sorted(rows, key=lambda row: (order.index(row.arm), -row.factor, row.source))
 
@@ -113,6 +114,8 @@ def _coordinate(run: RunView, axis: str, label: str) -> str:
 def variance(run: RunView) -> list[view.VarianceRow]:
     found = []
     for table in run.analysis.variance:
+        if is_copy(table.arm):
+            continue
         base = run.base(table.arm)
         for part in table.components:
             known = part.share_low is not None and part.share_high is not None
@@ -182,7 +185,7 @@ def costs(run: RunView) -> list[view.CostRow]:
     for found in run.analysis.draft_costs:
         row = run.analysis.row(found.cell_id)
         base = run.base(row.cell.arm)
-        if base is None or row.cell.pair_key != base.cell.pair_key:
+        if base is None or is_copy(found.arm) or row.cell.pair_key != base.cell.pair_key:
             continue
         rows.append(
             view.CostRow(

@@ -11,13 +11,14 @@ from finalbench.report.figures import Figure, Point, Series
 from finalbench.report.view import Headline, Page, TelemetrySeries, View
 
 
-def _spread(page: Page, model: str, slug: str) -> Figure | None:
+def _spread(page: Page, model: str, slug: str, runs: Sequence[str]) -> Figure | None:
     rows = [row for row in page.spread if row.model == model]
     if not rows:
         return None
     tones = Tones()
     categories = tuple(dict.fromkeys(row.source for row in rows))
     arms = dict.fromkeys((row.arm, row.run_id) for row in rows)
+    rows_runs = {row.run_id for row in rows}
     series = []
     for arm, run in list(arms)[:SERIES_LIMIT]:
         own = [row for row in rows if (row.arm, row.run_id) == (arm, run)]
@@ -31,7 +32,8 @@ def _spread(page: Page, model: str, slug: str) -> Figure | None:
             )
             for row in own
         )
-        series.append(Series(name=arm, tone=tones(arm, f"{arm} {run}"), points=points))
+        tag = f", run {runs.index(run) + 1}" if len(rows_runs) > 1 and run in runs else ""
+        series.append(Series(name=f"{arm}{tag}", tone=tones(arm, f"{arm} {run}"), points=points))
     caution = phrases.caution(rows[0].marks)
     return Figure(
         id=f"{slug}-spread",
@@ -95,7 +97,7 @@ def groups(page: Page) -> tuple[FigureGroup, ...]:
     runs = [run.id for run in page.runs]
     runs += [cell.run_id for cell in page.cells if cell.run_id not in runs]
     runs = list(dict.fromkeys(runs))
-    ordered = sorted(page.cells, key=lambda cell: cell.model)
+    ordered = sorted(page.cells, key=lambda cell: (cell.marks.weights == "random", cell.model))
     for number, (model, cells) in enumerate(groupby(ordered, key=lambda cell: cell.model)):
         slug = f"m{number + 1}"
         own = ModelCurves(model, list(cells), slug, runs)
@@ -108,7 +110,7 @@ def groups(page: Page) -> tuple[FigureGroup, ...]:
             own.by_sampling(),
             own.by_position(),
             own.roofline(),
-            _spread(page, model, slug),
+            _spread(page, model, slug, runs),
             *own.by_concurrency(),
         ]
         figures = tuple(figure for figure in drawn if figure)

@@ -130,6 +130,11 @@ class RunView:
         return next((r for r in rows if r.cell.arm == arm and r.cell.axis == "base"), None)
 
 
+def is_copy(arm: str) -> bool:
+    """Whether an arm is the second copy of an A/A run; it stands in that table alone."""
+    return arm.endswith("-aa")
+
+
 def draft_label(cell: CellRow) -> str:
     draft = cell.draft
     chance = draft.get("acceptance")
