@@ -134,8 +134,6 @@ def run(
     )
     endpoints = _endpoints(runtime, endpoint or [], resolved.arms)
     containers, why = choose_runtime(runtime, resolved, endpoints, environment(), pinned=pinned)
-    if runtime == "auto" and not quiet:
-        typer.echo(f"runtime: {why}", err=True)
     options = Options(
         results=results_dir,
         environment=environment(),
@@ -146,6 +144,8 @@ def run(
         command=tuple(scrub_command(["finalbench", *sys.argv[1:]], secret_values(environment()))),
     )
     with shown(quiet=quiet, bar=not no_progress) as progress:
+        if runtime == "auto":
+            progress.note(f"runtime: {why}")
         outcome = execute(resolved, options, progress)
         progress.phase("metrics and report")
         finished = finish(outcome.path)
