@@ -12,7 +12,7 @@ device for the next round.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 import triton
@@ -36,6 +36,8 @@ from .state import AttentionState, GdnState, State
 WIDTH = 16
 #: Vocabulary entries per program of the sampler.
 SAMPLE_CHUNK = 2048
+#: Prompt rows per launch: as many as a round may leave pending.
+FEED = 8
 
 
 @dataclass(slots=True)
@@ -53,7 +55,9 @@ class Lanes:
     seed: Tensor  # [B, 3] i32: low, high, choice
     row: Tensor  # [B] i32: the row the first draft is drawn from
     chain_pos: Tensor  # [16, B] i32
-    host: Tensor  # [B, 16] i32, pinned
+    cap: Tensor  # [B] i32: drafts the sequence wants at most
+    banned: Tensor  # [B, 4] i32: ids forbidden before ban_until, -1 for none
+    ban_until: Tensor  # [B] i32: absolute position
 
     @staticmethod
     def make(batch: int, null_slot: int, device: torch.device) -> Lanes:
@@ -72,13 +76,23 @@ class Lanes:
             seed=ints(batch, 3),
             row=ints(batch),
             chain_pos=ints(WIDTH, batch),
-            host=torch.zeros(
-                (batch, WIDTH),
-                dtype=torch.int32,
-                pin_memory=device.type == "cuda",
-                device="meta" if device.type == "meta" else "cpu",
-            ),
+            cap=torch.full((batch,), WIDTH, dtype=torch.int32, device=device),
+            banned=torch.full((batch, 4), -1, dtype=torch.int32, device=device),
+            ban_until=ints(batch),
         )
+
+    def first(self, batch: int) -> Lanes:
+        """The first ``batch`` lanes: views, except of what lives within a round."""
+        parts = {f.name: getattr(self, f.name)[:batch] for f in fields(self)}
+        parts["chain_pos"] = torch.zeros(
+            WIDTH, batch, dtype=torch.int32, device=self.slot.device
+        )
+        return Lanes(**parts)
+
+    def per_lane(self) -> list[Tensor]:
+        """The tensors that hold a sequence between rounds, lane first."""
+        own = {"row", "chain_pos", "record"}
+        return [getattr(self, f.name) for f in fields(self) if f.name not in own]
 
     def join(
         self,
@@ -91,6 +105,9 @@ class Lanes:
         choice: int = 0,
         temperature: float = 0.0,
         acceptance: float | None = None,
+        cap: int = WIDTH,
+        banned: tuple[int, ...] = (),
+        ban_until: int = 0,
     ) -> None:
         """Start a sequence whose tokens before ``pos`` are in the state; ``token`` is at pos."""
 
@@ -105,6 +122,10 @@ class Lanes:
         self.limit[lane] = 0
         self.temperature[lane] = temperature
         self.acceptance[lane] = -1.0 if acceptance is None else acceptance
+        self.cap[lane] = cap
+        self.ban_until[lane] = ban_until
+        ids = (*banned, -1, -1, -1, -1)[:4]
+        self.banned[lane] = torch.tensor(ids, dtype=torch.int32, device=self.seed.device)
         words = [i32(seed), i32(seed >> 32), i32(choice)]
         self.seed[lane] = torch.tensor(words, dtype=torch.int32, device=self.seed.device)
 
@@ -124,11 +145,12 @@ class Round:
     k: int
     head_rows: int | None = 32768
     plan: PrefetchPlan = field(default_factory=PrefetchPlan)
-    graph: torch.cuda.CUDAGraph | None = None
+    mtp: bool = True
+    graphs: dict[str, torch.cuda.CUDAGraph] = field(default_factory=dict)
     on_moe: Callable[[int, Tensor], None] | None = None
 
     def __post_init__(self) -> None:
-        if self.k and self.weights.mtp is None:
+        if self.k and self.mtp and self.weights.mtp is None:
             raise ValueError("draft.method: the model has no MTP module")
 
     @property
@@ -144,6 +166,17 @@ class Round:
 
     def run(self) -> None:
         """Launch every kernel of the round on the current stream."""
+        self.verify()
+        self.choose()
+        self.finish()
+
+    def verify(self) -> None:
+        """Embedding, layers and the head's logits for the rows of the round."""
+        stream = self.layers()
+        self.project("verify", stream.hx, self.weights.head)
+
+    def layers(self) -> Stream:
+        """Embedding and layers; moves the lanes' cursors to the round's first rows."""
         w, lanes, m = self.weights, self.lanes, self.k + 1
         c = w.config
         rows = self.batch * m
@@ -170,12 +203,32 @@ class Round:
             after = w.layers[i + 1] if i + 1 < len(w.layers) else None
             following = first_weight(after) if after else tensor(w.head.weight)
             self.layer(stream, layer, self.state.layers[i], at, following, i)
-        y = self.ws.get("y", (self.batch, m), torch.int32)
-        self.draw("verify", stream.hx, w.head, None, y, m, lanes.pos, 1, None)
+        return stream
+
+    @property
+    def y(self) -> Tensor:
+        """The target's tokens ``[B, M]`` i32 of the round in flight."""
+        return self.ws.get("y", (self.batch, self.k + 1), torch.int32)
+
+    @property
+    def logits(self) -> Tensor:
+        """``[B * M, V]`` f32, the verify pass's."""
+        v = tensor(self.weights.head.weight).shape[0]
+        return self.ws.get("logits.verify", (self.batch * (self.k + 1), v))
+
+    def choose(self) -> None:
+        """The target's tokens by temperature and keyed noise alone."""
+        self.sample(self.logits, self.weights.head, None, self.y, self.k + 1, self.lanes.pos, 1)
+
+    def finish(self) -> None:
+        """Accept, commit and draft."""
+        lanes, m = self.lanes, self.k + 1
+        pdl = triton_config.PDL
         accept_kernel[(self.batch,)](
             lanes.tokens,
-            y,
+            self.y,
             lanes.limit,
+            lanes.cap,
             lanes.acceptance,
             lanes.seed,
             lanes.slot,
@@ -186,6 +239,7 @@ class Round:
             lanes.chain_pos,
             lanes.record,
             WIDTH,
+            self.state.max_len,
             self.batch,
             WIDTH,
             M=m,
@@ -195,9 +249,8 @@ class Round:
             PDL=pdl,
             launch_pdl=pdl,
         )
-        if self.k:
-            self.drafts(stream, m)
-        lanes.host.copy_(lanes.record, non_blocking=True)
+        if self.k and self.mtp:
+            self.drafts(self.stream("trunk", self.batch * m), m)
 
     def rows(self, pos: Tensor, m: int) -> Rows:
         valid = self.ws.get("valid", (self.batch * m,), torch.bool)
@@ -231,40 +284,44 @@ class Round:
         else:
             mlp_ops.run(stream, ffn, self.ws, pf=behind)
 
-    def draw(
+    def project(self, name: str, x: Tensor, head: HeadWeights) -> Tensor:
+        """Logits of the rows ``x``, final norm included."""
+        weight = tensor(head.weight)
+        logits = self.ws.get("logits." + name, (x.shape[0], weight.shape[0]))
+        gain = centred(self.ws, head.norm, weight.dtype)
+        gemv(weight, x, logits, eps=head.config.rms_eps, gain=gain)
+        return logits
+
+    def sample(
         self,
-        name: str,
-        x: Tensor,
+        logits: Tensor,
         head: HeadWeights,
         row: Tensor | None,
         out: Tensor,
         m: int,
         pos: Tensor,
         add: int,
-        ahead: Prefetch | None,
     ) -> None:
-        """Logits of the rows ``x`` and the keyed-noise argmax into ``out [B, >= m]``."""
-        weight = tensor(head.weight)
-        v = weight.shape[0]
-        logits = self.ws.get("logits." + name, (x.shape[0], v))
-        gain = centred(self.ws, head.norm, weight.dtype)
-        gemv(weight, x, logits, eps=head.config.rms_eps, gain=gain, pf=ahead)
+        """Keyed-noise argmax into ``out [B, >= m]`` for tokens at ``pos + add + j``."""
+        lanes, v = self.lanes, logits.shape[1]
         parts = triton.cdiv(v, SAMPLE_CHUNK)
         pdl = triton_config.PDL
         rows = self.batch * m
         ids = None
         if head.ids is not None:
-            ids = self.ws.buffers.get(("ids", head.ids.data_ptr()))
-            if ids is None:
-                ids = head.ids.to(torch.int32)
-                self.ws.buffers[("ids", head.ids.data_ptr())] = ids
+            key = ("ids", head.ids.data_ptr())
+            if key not in self.ws.buffers:
+                self.ws.buffers[key] = head.ids.to(torch.int32)
+            ids = self.ws.buffers[key]
         sample_kernel[(parts, rows)](
             logits,
-            ids if ids is not None else lanes_dummy(self.lanes),
-            row if row is not None else self.lanes.row,
-            self.lanes.temperature,
-            self.lanes.seed,
+            ids if ids is not None else lanes.row,
+            row if row is not None else lanes.row,
+            lanes.temperature,
+            lanes.seed,
             pos,
+            lanes.banned,
+            lanes.ban_until,
             self.ws.get("sample.value", (rows, parts)),
             self.ws.get("sample.index", (rows, parts), torch.int32),
             counter(self.ws, "sample", rows),
@@ -293,14 +350,16 @@ class Round:
         )
         stream = self.stream("ingest", batch * m)
         # One row a sequence matters; the others ride along in the same weight pass.
-        self.draw("draft", stream.hx, head, lanes.row, lanes.tokens[:, 1:], 1, lanes.next_pos, 1, None)
+        logits = self.project("draft", stream.hx, head)
+        self.sample(logits, head, lanes.row, lanes.tokens[:, 1:], 1, lanes.next_pos, 1)
         for i in range(1, self.k):
             source, row = (stream.h, lanes.row if i == 1 else None)
             at = self.rows(lanes.chain_pos[i], 1)
             self.mtp_step(source, row, lanes.tokens[:, i:], mtp.norm, 1, at, "chain")
             stream = self.stream("chain", batch)
             out = lanes.tokens[:, i + 1 :]
-            self.draw("chain", stream.hx, head, None, out, 1, lanes.next_pos, i + 1, None)
+            logits = self.project("chain", stream.hx, head)
+            self.sample(logits, head, None, out, 1, lanes.next_pos, i + 1)
 
     def mtp_step(
         self,
@@ -311,6 +370,7 @@ class Round:
         m: int,
         rows: Rows,
         name: str,
+        cache_only: bool = False,
     ) -> None:
         w = self.weights
         c, mtp = w.config, w.mtp
@@ -341,11 +401,87 @@ class Round:
         stream = self.stream(name, count)
         fc = tensor(mtp.fc)
         gemv(fc, x, None, stream=stream, add=False)
+        if cache_only:
+            mixer, cache = mtp.layer.mixer, self.state.mtp
+            assert isinstance(mixer, AttentionWeights) and cache is not None
+            attention_ops.run(stream, mixer, cache, rows, self.ws, pf_out=0.0, pf=None)
+            return
         self.layer(stream, mtp.layer, self.state.mtp, rows, None, len(w.layers))
 
+    def capture(self, part: str = "run") -> None:
+        """Record ``part`` ("run", "verify" or "finish") as a graph. The lanes are parked on the
+        null slot meanwhile: no running sequence is touched. Replays allocate nothing."""
+        lanes = self.lanes
+        kept = [t.clone() for t in lanes.per_lane()]
+        for lane in range(self.batch):
+            lanes.leave(lane, self.state.null_slot)
+        body = getattr(self, part)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            body()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            body()
+        self.graphs[part] = graph
+        for mine, old in zip(lanes.per_lane(), kept, strict=True):
+            mine.copy_(old)
+
+    def replay(self, part: str = "run") -> None:
+        if part not in self.graphs:
+            self.capture(part)
+        self.graphs[part].replay()
+
+
+@dataclass(slots=True)
+class Feed:
+    """Prompt tokens eight at a time through the decode kernels: state only, no logits.
+
+    Rows are computed as in decoding, so a prompt's state does not depend on how it is split; what
+    padding rows leave lies beyond the prompt and is overwritten before it is read.
+    """
+
+    weights: ModelWeights
+    state: State
+    ws: Workspace
+    lanes: Lanes  # one lane of its own
+    graph: torch.cuda.CUDAGraph | None = None
+
+    @staticmethod
+    def make(weights: ModelWeights, state: State, ws: Workspace) -> Feed:
+        return Feed(weights, state, ws, Lanes.make(1, state.null_slot, weights.embed.device))
+
+    def run(self) -> None:
+        one = Round(self.weights, self.state, self.lanes, self.ws, FEED - 1, mtp=False)
+        one.layers()
+        mtp = self.weights.mtp
+        if mtp is not None:
+            trunk = one.stream("trunk", FEED)
+            at = one.rows(self.lanes.pos, FEED)
+            one.mtp_step(
+                trunk.h, None, self.lanes.tokens[:, 1:], self.weights.head.norm, FEED, at, "feed",
+                cache_only=True,
+            )  # fmt: skip
+        slot = self.lanes.slot.long()
+        self.state.folded.scatter_(0, slot, self.lanes.pos)
+
+    def prompt(self, slot: int, tokens: Tensor, start: int, end: int) -> None:
+        """Put ``tokens[start:end]`` (i32, on the device) into ``slot``. ``tokens`` continues for
+        at least FEED + 1 entries beyond ``end``; ``tokens[end]`` is the true next token."""
+        lanes = self.lanes
+        if self.graph is None:
+            self.capture()
+        assert self.graph is not None
+        lanes.slot.fill_(slot)
+        for first in range(start, end, FEED):
+            lanes.tokens[0, : FEED + 1].copy_(tokens[first : first + FEED + 1])
+            lanes.next_pos.fill_(first)
+            self.graph.replay()
+
     def capture(self) -> None:
-        """Warm up on the lanes as they are (state of live lanes is put back by the caller), then
-        record the round. Allocates nothing afterwards."""
+        self.lanes.leave(0, self.state.null_slot)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -356,9 +492,12 @@ class Round:
         with torch.cuda.graph(self.graph):
             self.run()
 
-    def replay(self) -> None:
-        assert self.graph is not None
-        self.graph.replay()
+
+def load_cuda_engine(*args: object, **kwargs: object) -> object:
+    """See :func:`vkengine.gpu_engine.load_cuda_engine`."""
+    from .gpu_engine import load_cuda_engine as load
+
+    return load(*args, **kwargs)  # type: ignore[arg-type]
 
 
 def tensor(w: object) -> Tensor:
@@ -370,10 +509,6 @@ def tensor(w: object) -> Tensor:
 def first_weight(layer: LayerWeights) -> Tensor:
     mixer = layer.mixer
     return tensor(mixer.w_qkv if isinstance(mixer, AttentionWeights) else mixer.w_in)
-
-
-def lanes_dummy(lanes: Lanes) -> Tensor:
-    return lanes.row
 
 
 def draft_head(head: HeadWeights, norm: Tensor, rows: int | None) -> HeadWeights:

@@ -39,7 +39,7 @@ def measure(name: str, layers: int | None, rounds: int) -> None:
         for _ in range(rounds):
             one.run()
             torch.cuda.synchronize()
-            row = lanes.host[0].tolist()
+            row = lanes.record[0].tolist()
             tokens += row[: row[-1]]
         mean = (total / calls.clamp(min=1))[: config.num_layers]
         expected = e * (1 - (1 - config.experts_per_token / e) ** (k + 1))

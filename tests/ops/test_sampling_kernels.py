@@ -36,6 +36,7 @@ def sample(
     m: int,
     ids: torch.Tensor | None = None,
     row: torch.Tensor | None = None,
+    until: torch.Tensor | None = None,
 ) -> torch.Tensor:
     from vkengine.ops.head.triton import sample_kernel
 
@@ -48,7 +49,8 @@ def sample(
     counter = torch.zeros(rows, dtype=torch.int32)
     sample_kernel[(parts, rows)](
         logits, ids if ids is not None else counter, row if row is not None else counter,
-        temperature, seed, pos, value, index, counter, out, v, 1, 16,
+        temperature, seed, pos, torch.full((len(temperature), 4), 7, dtype=torch.int32),
+        until if until is not None else torch.zeros(len(temperature), dtype=torch.int32), value, index, counter, out, v, 1, 16,
         M=m, HAS_IDS=ids is not None, HAS_ROW=row is not None, CHUNK=128, PARTS=parts, PP=4,
     )  # fmt: skip
     assert not counter.any()
@@ -77,8 +79,16 @@ def test_greedy_ties_and_nan_rows() -> None:
     logits[2, 140] = float("inf")
     got = sample(logits, torch.zeros(3), seeds((1, 0), (1, 0), (1, 0)), ints(0, 0, 0), 1)
     assert got[0] == 7
-    assert 0 <= int(got[1]) < 300
+    assert got[1] == -1
     assert got[2] == 140
+
+
+def test_banned_ids_return_at_their_position() -> None:
+    logits = torch.zeros(3, 300)
+    logits[:, 7] = 9.0
+    logits[:, 8] = 5.0
+    got = sample(logits, torch.zeros(1), seeds((1, 0)), ints(20), 3, until=ints(22))
+    assert got[0].tolist() == [8, 7, 7]
 
 
 def test_pruned_head_draws_with_the_noise_of_the_real_ids() -> None:
@@ -112,8 +122,8 @@ def test_accept(synthetic: float | None) -> None:
     slot = ints(5, 3, 2, 1, 0)
     kept = limit.clone()
     accept_kernel[(b,)](
-        tokens, y, limit, chance, seeds(*[(77, 0)] * b), slot, pos, next_pos, folded, row, chain,
-        record, 16, b, 16, M=m, MP=16, SALT=ACCEPTANCE_CHOICE,
+        tokens, y, limit, torch.full((b,), 16, dtype=torch.int32), chance, seeds(*[(77, 0)] * b), slot, pos, next_pos, folded, row, chain,
+        record, 16, 10**6, b, 16, M=m, MP=16, SALT=ACCEPTANCE_CHOICE,
     )  # fmt: skip
     forced = None
     if synthetic is not None:

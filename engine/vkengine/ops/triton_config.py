@@ -11,7 +11,7 @@ from dataclasses import dataclass
 #: Programmatic dependent launch: a kernel's programs start, and ask for their first weights, while
 #: the kernel before them drains. Each waits for that kernel before it reads or writes anything
 #: else, and lets the next one start only after that wait: whatever is two launches old is complete.
-PDL = False
+PDL = True
 
 #: Overrides by (N, K), set by the benchmark's sweeps only.
 OVERRIDES: dict[tuple[int, int], tuple[int, int, int]] = {}

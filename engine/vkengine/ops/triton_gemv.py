@@ -27,6 +27,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from vkengine.ops.triton_common import prefetch_tail, silu, sum8
 
 
+#: Weight values a program asks for before its first use: 32 KiB of bf16 hold one wave in registers.
+AHEAD = tl.constexpr(16384)
+
+
 @triton.jit
 def sum_rows(accs, R: tl.constexpr):
     """R tensors ``[BN, L]`` -> a tuple of R ``[BN]``, four per exchange through shared memory."""
@@ -100,7 +104,7 @@ def tile_dot(
 ):
     """Dot products of ``BN`` weight rows with ``R`` rows of x: a tuple of R fp32 ``[BN]``.
 
-    With ``WAIT`` the first chunk of weights is requested before the launch dependency is awaited.
+    With ``WAIT`` the first chunks of weights are requested before the launch dependency is awaited.
     """
     k = tl.arange(0, BK)
     w_rows = w_ptr + rows[:, None].to(tl.int64) * K + k[None, :]
@@ -109,13 +113,25 @@ def tile_dot(
     for _ in tl.static_range(R):
         accs = accs + (tl.zeros([BN, BK // 8], tl.float32),)
         squares = squares + (tl.zeros([BK // 8], tl.float32),)
+    # The first chunks are requested together, before anything that depends on another launch.
+    ahead: tl.constexpr = min(K // BK, max(1, AHEAD // (BN * BK)))
+    early = ()
+    for c in tl.static_range(ahead):
+        early = early + (
+            tl.load(
+                w_rows + c * BK, mask=row_mask[:, None], other=0.0, eviction_policy="evict_first"
+            ),
+        )
+    if WAIT:
+        gdc_wait()
+        gdc_launch_dependents()
     for c in tl.static_range(K // BK):
-        w = tl.load(
-            w_rows + c * BK, mask=row_mask[:, None], other=0.0, eviction_policy="evict_first"
-        ).to(tl.float32)
-        if WAIT and c == 0:
-            gdc_wait()
-            gdc_launch_dependents()
+        if c < ahead:
+            w = early[c].to(tl.float32)
+        else:
+            w = tl.load(
+                w_rows + c * BK, mask=row_mask[:, None], other=0.0, eviction_policy="evict_first"
+            ).to(tl.float32)
         if NORM == 1:
             gain = tl.load(gain_ptr + c * BK + k).to(tl.float32) + 1.0
         next_accs = ()
@@ -149,6 +165,35 @@ def tile_dot(
 
 
 @triton.jit
+def swiglu_dot(
+    w_ptr,
+    tile,
+    N,
+    x_ptr,
+    gain_ptr,
+    eps,
+    R: tl.constexpr,
+    K: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    NORM: tl.constexpr,
+    WAIT: tl.constexpr,
+):
+    """``silu(gate) * up`` for BN outputs: weight rows n and N + n side by side in one tile, so that
+    both are in flight at once."""
+    i = tl.arange(0, 2 * BN)
+    n = tile * BN + i // 2
+    y = tile_dot(
+        w_ptr, n + (i % 2) * N, n < N, x_ptr, gain_ptr, eps, R, K, 2 * BN, BK, NORM, 8, 1, WAIT
+    )
+    out = ()
+    for r in tl.static_range(R):
+        gate, up = tl.split(tl.reshape(y[r], (BN, 2)))
+        out = out + (silu(gate) * up,)
+    return out
+
+
+@triton.jit
 def gemv_kernel(
     w_ptr,
     x_ptr,
@@ -178,20 +223,26 @@ def gemv_kernel(
     pid = tl.program_id(0)
     if PF:
         prefetch_tail(pid, pf_ptr, pf_bytes, pf_from, THREADS)
-    rows = pid * BN + tl.arange(0, BN)
-    row_mask = rows < N
-    y = tile_dot(w_ptr, rows, row_mask, x_ptr, gain_ptr, eps, R, K, BN, BK, NORM, HEAD, TILES, PDL)
     if SWIGLU:
-        up = tile_dot(w_ptr, rows + N, row_mask, x_ptr, gain_ptr, eps, R, K, BN, BK, NORM)
-    for r in tl.static_range(R):
-        if SWIGLU:
-            v = silu(y[r]) * up[r]
-            tl.store(y_ptr + r * y_stride + rows, v.to(y_ptr.dtype.element_ty), mask=row_mask)
-        elif RESIDUAL > 0:
-            v = y[r]
-            if RESIDUAL == 1:
-                v += tl.load(h_ptr + r * N + rows, mask=row_mask, other=0.0)
-            tl.store(h_ptr + r * N + rows, v, mask=row_mask)
-            tl.store(hx_ptr + r * N + rows, v.to(hx_ptr.dtype.element_ty), mask=row_mask)
-        else:
-            tl.store(y_ptr + r * y_stride + rows, y[r].to(y_ptr.dtype.element_ty), mask=row_mask)
+        out = pid * BN + tl.arange(0, BN)
+        mask = out < N
+        y = swiglu_dot(w_ptr, pid, N, x_ptr, gain_ptr, eps, R, K, BN, BK, NORM, PDL)
+        for r in tl.static_range(R):
+            tl.store(y_ptr + r * y_stride + out, y[r].to(y_ptr.dtype.element_ty), mask=mask)
+    else:
+        rows = pid * BN + tl.arange(0, BN)
+        row_mask = rows < N
+        z = tile_dot(
+            w_ptr, rows, row_mask, x_ptr, gain_ptr, eps, R, K, BN, BK, NORM, HEAD, TILES, PDL
+        )
+        for r in tl.static_range(R):
+            if RESIDUAL > 0:
+                v = z[r]
+                if RESIDUAL == 1:
+                    v += tl.load(h_ptr + r * N + rows, mask=row_mask, other=0.0)
+                tl.store(h_ptr + r * N + rows, v, mask=row_mask)
+                tl.store(hx_ptr + r * N + rows, v.to(hx_ptr.dtype.element_ty), mask=row_mask)
+            else:
+                tl.store(
+                    y_ptr + r * y_stride + rows, z[r].to(y_ptr.dtype.element_ty), mask=row_mask
+                )

@@ -14,6 +14,7 @@ def accept_kernel(
     tokens_ptr,
     y_ptr,
     limit_ptr,
+    cap_ptr,
     acceptance_ptr,
     seed_ptr,
     slot_ptr,
@@ -24,6 +25,7 @@ def accept_kernel(
     chain_pos_ptr,
     record_ptr,
     record_stride,
+    last_pos,
     B,
     token_stride,
     M: tl.constexpr,
@@ -58,8 +60,9 @@ def accept_kernel(
     tl.store(record_ptr + b * record_stride + j, committed, mask=j < M)
     tl.store(record_ptr + b * record_stride + record_stride - 1, n + 1)
     tl.store(tokens_ptr + b * token_stride, last)
-    tl.store(limit_ptr + b, M - 1)
-    tl.store(next_pos_ptr + b, pos + n + 1)
+    tl.store(limit_ptr + b, tl.minimum(tl.load(cap_ptr + b), M - 1))
+    # Idle lanes on the null slot stop at the end of the cache; live ones end before it.
+    tl.store(next_pos_ptr + b, tl.minimum(pos + n + 1, last_pos))
     tl.store(folded_ptr + tl.load(slot_ptr + b), pos)
     tl.store(row_ptr + b, b * M + n)
     tl.store(chain_pos_ptr + j * B + b, pos + n + j, mask=j < M)

@@ -7,6 +7,7 @@ then softmax over the split. The last program of a (row, key head) combines the 
 computes depends on its position alone: never on M, on its neighbours, or on how many walkers run.
 """
 
+# ruff: noqa: RUF005 - the compiler has no unpacking of tuples
 from __future__ import annotations
 
 import triton
@@ -32,24 +33,22 @@ def split_tokens(max_len: int) -> int:
 
 
 @triton.jit
-def rotated(
-    base_ptr, norm_ptr, cos_ptr, sin_ptr, d, pos, eps, mask, D: tl.constexpr, ROT: tl.constexpr
-):
-    """RMS norm over the last axis and rotation of its first ROT values; ``base_ptr [.., D]``."""
+def partner_of(d, ROT: tl.constexpr):
+    """The dimension that rotates with d (d itself beyond the rotated ones)."""
     half: tl.constexpr = ROT // 2
-    partner = tl.where(d < half, d + half, tl.where(d < ROT, d - half, d))
-    x = tl.load(base_ptr + d, mask=mask, other=0.0)
-    other = tl.load(base_ptr + partner, mask=mask, other=0.0)
+    return tl.where(d < half, d + half, tl.where(d < ROT, d - half, d))
+
+
+@triton.jit
+def rotated(x, other, gain, other_gain, c, s, d, eps, D: tl.constexpr, ROT: tl.constexpr):
+    """RMS norm over the last axis and rotation; ``other`` holds x at each partner dimension."""
     axis: tl.constexpr = len(x.shape) - 1
     inverse = tl.rsqrt(tl.sum(x * x, axis=axis) / D + eps)
     if axis == 1:
         inverse = inverse[:, None]
-    x = x * inverse * (tl.load(norm_ptr + d).to(tl.float32) + 1.0)
-    other = other * inverse * (tl.load(norm_ptr + partner).to(tl.float32) + 1.0)
-    angle = pos.to(tl.int64) * half + d % half
-    c = tl.load(cos_ptr + angle, mask=d < ROT, other=1.0)
-    s = tl.load(sin_ptr + angle, mask=d < ROT, other=0.0)
-    return x * c + tl.where(d < half, -other, other) * s
+    x = x * inverse * gain
+    other = other * inverse * other_gain
+    return x * c + tl.where(d < ROT // 2, -other, other) * s
 
 
 @triton.jit
@@ -79,6 +78,9 @@ def attention_kernel(
     D: tl.constexpr,
     ROT: tl.constexpr,
     GP: tl.constexpr,
+    GC: tl.constexpr,
+    SP: tl.constexpr,
+    UNROLL: tl.constexpr,
     BT: tl.constexpr,
     SPLIT: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
@@ -99,28 +101,30 @@ def attention_kernel(
     r = pid % R
     b = r // M
     pos0 = tl.load(pos_ptr + b)
+    slot = tl.load(slot_ptr + b).to(tl.int64)
     pos = pos0 + r % M
     n_splits = pos // SPLIT + 1
     group: tl.constexpr = NH // NKV
+    half: tl.constexpr = ROT // 2
     scale: tl.constexpr = D**-0.5
     if walker < n_splits:
-        slot = tl.load(slot_ptr + b).to(tl.int64)
+        # Every load that depends on the cursor alone is issued before the first use of one.
         g = tl.arange(0, GP)
         d = tl.arange(0, D)
         heads = kvh * group + g
+        mask = g < group
+        partner = partner_of(d, ROT)
         y = y_ptr + r.to(tl.int64) * y_stride
-        q = rotated(
-            y + heads[:, None] * (2 * D) + tl.zeros([1, D], tl.int32),
-            q_norm_ptr,
-            cos_ptr,
-            sin_ptr,
-            d[None, :],
-            pos,
-            eps,
-            (g < group)[:, None],
-            D,
-            ROT,
-        ).to(k_ptr.dtype.element_ty)
+        q_at = y + heads[:, None] * (2 * D)
+        q_raw = tl.load(q_at + d[None, :], mask=mask[:, None], other=0.0)
+        q_other = tl.load(q_at + partner[None, :], mask=mask[:, None], other=0.0)
+        q_gain = tl.load(q_norm_ptr + d).to(tl.float32) + 1.0
+        q_other_gain = tl.load(q_norm_ptr + partner).to(tl.float32) + 1.0
+        angle = pos.to(tl.int64) * half + d % half
+        q_cos = tl.load(cos_ptr + angle, mask=d < ROT, other=1.0)
+        q_sin = tl.load(sin_ptr + angle, mask=d < ROT, other=0.0)
+        k_gain = tl.load(k_norm_ptr + d).to(tl.float32) + 1.0
+        k_other_gain = tl.load(k_norm_ptr + partner).to(tl.float32) + 1.0
         cache = (slot * slot_tokens * NKV + kvh) * D
         # The round's own keys and values that this row may see: every program that reads one writes
         # it first (all of them the same bits), so no program depends on another.
@@ -128,11 +132,30 @@ def attention_kernel(
             p_j = pos0 + j
             if (p_j <= pos) & ((p_j // SPLIT) % WALKERS == walker):
                 y_j = y_ptr + (b * M + j).to(tl.int64) * y_stride + NH * 2 * D + kvh * D
-                k_j = rotated(y_j, k_norm_ptr, cos_ptr, sin_ptr, d, p_j, eps, d < D, D, ROT)
+                k_raw = tl.load(y_j + d)
+                k_other = tl.load(y_j + partner)
                 v_j = tl.load(y_j + NKV * D + d)
+                at_j = p_j.to(tl.int64) * half + d % half
+                k_cos = tl.load(cos_ptr + at_j, mask=d < ROT, other=1.0)
+                k_sin = tl.load(sin_ptr + at_j, mask=d < ROT, other=0.0)
+                k_j = rotated(
+                    k_raw, k_other, k_gain, k_other_gain, k_cos, k_sin, d, eps, D, ROT
+                )
                 own = cache + p_j.to(tl.int64) * (NKV * D) + d
                 tl.store(k_ptr + own, k_j.to(k_ptr.dtype.element_ty))
                 tl.store(v_ptr + own, v_j.to(v_ptr.dtype.element_ty))
+        q = rotated(
+            q_raw,
+            q_other,
+            q_gain[None, :],
+            q_other_gain[None, :],
+            q_cos[None, :],
+            q_sin[None, :],
+            d[None, :],
+            eps,
+            D,
+            ROT,
+        ).to(k_ptr.dtype.element_ty)
         tl.debug_barrier()
         split = walker
         while split < n_splits:
@@ -172,50 +195,56 @@ def attention_kernel(
         done = tl.atomic_add(counter, 1, sem="acq_rel")
         if done == tl.minimum(n_splits, WALKERS) - 1:
             tl.store(counter, 0)
-            row_of = (r * NH + heads) * MAX_SPLITS
-            mask = g < group
-            best = tl.full([GP], float("-inf"), tl.float32)
-            s0 = walker * 0
-            while s0 < n_splits:
-                for i in tl.static_range(8):
-                    m = tl.load(
-                        stat_ptr + (row_of + s0 + i) * 2,
-                        mask=mask & (s0 + i < n_splits),
-                        other=float("-inf"),
-                        cache_modifier=".cg",
-                    )
-                    best = tl.maximum(best, m)
-                s0 += 8
-            best = tl.where(mask, best, 0.0)
-            total = tl.zeros([GP], tl.float32)
-            acc = tl.zeros([GP, D], tl.float32)
-            s0 = walker * 0
-            while s0 < n_splits:
-                for i in tl.static_range(8):
-                    live = mask & (s0 + i < n_splits)
-                    at = row_of + s0 + i
-                    m = tl.load(
-                        stat_ptr + at * 2, mask=live, other=float("-inf"), cache_modifier=".cg"
-                    )
-                    n = tl.load(stat_ptr + at * 2 + 1, mask=live, other=0.0, cache_modifier=".cg")
-                    o = tl.load(
-                        part_ptr + at[:, None].to(tl.int64) * D + d[None, :],
-                        mask=live[:, None],
-                        other=0.0,
-                        cache_modifier=".cg",
-                    )
-                    w = tl.exp(m - best)
-                    total = tl.fma(w, n, total)
-                    acc = tl.fma(w[:, None] + tl.zeros_like(o), o, acc)
-                s0 += 8
-            gate = tl.load(
-                y + heads[:, None] * (2 * D) + D + d[None, :], mask=mask[:, None], other=0.0
+            # Heads without the padding that the matrix units need.
+            gc = tl.arange(0, GC)
+            rows_of = (r * NH + kvh * group + gc) * MAX_SPLITS
+            valid = gc < group
+            gate_at = y + (kvh * group + gc)[:, None] * (2 * D) + D + d[None, :]
+            gate = tl.load(gate_at, mask=valid[:, None], other=0.0)
+            ns = tl.arange(0, SP)
+            tops = tl.load(
+                stat_ptr + (rows_of[:, None] + ns[None, :]) * 2,
+                mask=valid[:, None] & (ns < n_splits)[None, :],
+                other=float("-inf"),
+                cache_modifier=".cg",
             )
-            out = acc / tl.where(mask, total, 1.0)[:, None] * sigmoid(gate)
+            best = tl.where(valid, tl.max(tops, axis=1), 0.0)
+            total = tl.zeros([GC], tl.float32)
+            acc = tl.zeros([GC, D], tl.float32)
+            s0 = walker * 0
+            while s0 < n_splits:
+                ms = ()
+                ls = ()
+                os = ()
+                for i in tl.static_range(UNROLL):
+                    live = valid & (s0 + i < n_splits)
+                    at = rows_of + s0 + i
+                    ms = ms + (
+                        tl.load(
+                            stat_ptr + at * 2, mask=live, other=float("-inf"), cache_modifier=".cg"
+                        ),
+                    )
+                    ls = ls + (
+                        tl.load(stat_ptr + at * 2 + 1, mask=live, other=0.0, cache_modifier=".cg"),
+                    )
+                    os = os + (
+                        tl.load(
+                            part_ptr + at[:, None].to(tl.int64) * D + d[None, :],
+                            mask=live[:, None],
+                            other=0.0,
+                            cache_modifier=".cg",
+                        ),
+                    )
+                for i in tl.static_range(UNROLL):
+                    w = tl.exp(ms[i] - best)
+                    total = tl.fma(w, ls[i], total)
+                    acc = tl.fma(w[:, None] + tl.zeros_like(acc), os[i], acc)
+                s0 += UNROLL
+            out = acc / tl.where(valid, total, 1.0)[:, None] * sigmoid(gate)
             tl.store(
-                x_ptr + r * (NH * D) + heads[:, None] * D + d[None, :],
+                x_ptr + r * (NH * D) + (kvh * group + gc)[:, None] * D + d[None, :],
                 out.to(x_ptr.dtype.element_ty),
-                mask=mask[:, None],
+                mask=valid[:, None],
             )
 
 
@@ -273,6 +302,9 @@ def run(
         D=d,
         ROT=c.rotary_dim,
         GP=max(16, triton.next_power_of_2(nh // nkv)),
+        GC=triton.next_power_of_2(nh // nkv),
+        SP=triton.next_power_of_2(max_splits),
+        UNROLL=8,
         BT=CHUNK,
         SPLIT=split,
         MAX_SPLITS=max_splits,

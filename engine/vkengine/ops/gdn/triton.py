@@ -47,7 +47,7 @@ def conv_taps(
     RING: tl.constexpr,
     TAPS: tl.constexpr,
 ):
-    """SiLU of the causal convolution at live row J for the given channels."""
+    """SiLU of the causal convolution at live row J for the given channels, and the row itself."""
     acc = tl.zeros_like(channels).to(tl.float32)
     for t in tl.static_range(TAPS):
         w = tl.load(weight_ptr + channels * TAPS + t).to(tl.float32)
@@ -59,7 +59,7 @@ def conv_taps(
                 ring_ptr + (p & (RING - 1)) * conv_dim + channels, mask=channels * 0 + p >= 0, other=0.0
             ).to(tl.float32)
         acc = tl.fma(w, x, acc)
-    return silu(acc)
+    return silu(acc), x
 
 
 @triton.jit
@@ -151,52 +151,59 @@ def gdn_kernel(
         qs = ()
         ks = ()
         vs = ()
+        zs = ()
+        betas = ()
+        decays = ()
         for j in tl.static_range(M):
-            q = conv_taps(rows, conv, conv_w_ptr, q_ch, pos0, y_stride, conv_dim, j, RING, TAPS)
-            k = conv_taps(rows, conv, conv_w_ptr, k_ch, pos0, y_stride, conv_dim, j, RING, TAPS)
-            v = conv_taps(rows, conv, conv_w_ptr, v_ch, pos0, y_stride, conv_dim, j, RING, TAPS)
-            q = q * (tl.rsqrt(tl.sum(q * q, axis=0) + 1e-6) * (DK**-0.5))
+            yj = rows + j * y_stride
+            z = tl.load(yj + conv_dim + hv * DV + dv)
+            b_in = tl.load(yj + conv_dim + HV * DV + hv)
+            a_in = tl.load(yj + conv_dim + HV * DV + HV + hv)
+            q, raw_q = conv_taps(
+                rows, conv, conv_w_ptr, q_ch, pos0, y_stride, conv_dim, j, RING, TAPS
+            )
+            k, raw_k = conv_taps(
+                rows, conv, conv_w_ptr, k_ch, pos0, y_stride, conv_dim, j, RING, TAPS
+            )
+            v, raw_v = conv_taps(
+                rows, conv, conv_w_ptr, v_ch, pos0, y_stride, conv_dim, j, RING, TAPS
+            )
             k = k * tl.rsqrt(tl.sum(k * k, axis=0) + 1e-6)
-            qs = qs + (q,)
+            g = tl.exp(-a_rate * softplus(a_in + bias))
+            qs = qs + (q * (tl.rsqrt(tl.sum(q * q, axis=0) + 1e-6) * (DK**-0.5)),)
             ks = ks + (k,)
             vs = vs + (v,)
+            zs = zs + (gain * silu(z),)
+            betas = betas + (sigmoid(b_in),)
+            decays = decays + (g,)
+            i = (pos0 + j) & (RING - 1)
+            tl.store(conv + i * conv_dim + v_ch, raw_v.to(conv_ptr.dtype.element_ty))
+            if tile == 0:
+                tl.store(rg + i * HV, g)
+            if pid % (group * tiles) == 0:
+                tl.store(rk + i * (HK * DK), k)
+                tl.store(conv + i * conv_dim + q_ch, raw_q.to(conv_ptr.dtype.element_ty))
+                tl.store(conv + i * conv_dim + k_ch, raw_k.to(conv_ptr.dtype.element_ty))
         for i in tl.static_range(PENDING):
             if folded + i < pos0:
                 s = advance(s, ring_k[i], ring_u[i], s * ring_g[i])
         if folded < pos0:
             tl.store(s_tile, s)
         for j in tl.static_range(M):
-            yj = rows + j * y_stride
             q = qs[j]
             k = ks[j]
-            z = tl.load(yj + conv_dim + hv * DV + dv)
-            beta = sigmoid(tl.load(yj + conv_dim + HV * DV + hv))
-            a = tl.load(yj + conv_dim + HV * DV + HV + hv)
-            g = tl.exp(-a_rate * softplus(a + bias))
-            s = s * g
+            s = s * decays[j]
             seen = tl.sum(s * k[:, None], axis=0)
             read = tl.sum(s * q[:, None], axis=0)
-            u = beta * (vs[j] - seen)
+            u = betas[j] * (vs[j] - seen)
             # S_new^T q = (g S)^T q + (k . q) u: one exchange between warps less on the chain.
             o = tl.fma(tl.sum(k * q, axis=0) + tl.zeros_like(u), u, read)
             if j < M - 1:
                 s = advance(s, k, u, s)
             r = b * M + j
             tl.store(squares_ptr + (r * HV + hv) * tiles + tile, tl.sum(o * o, axis=0))
-            o = o * gain * silu(z)
-            tl.store(x_ptr + r * (HV * DV) + hv * DV + dv, o.to(x_ptr.dtype.element_ty))
-            i = (pos0 + j) & (RING - 1)
-            tl.store(ru + i * (HV * DV), u)
-            if tile == 0:
-                tl.store(rg + i * HV, g)
-            raw = tl.load(yj + v_ch)
-            tl.store(conv + i * conv_dim + v_ch, raw.to(conv_ptr.dtype.element_ty))
-            if pid % (group * tiles) == 0:
-                tl.store(rk + i * (HK * DK), k)
-                raw_q = tl.load(yj + q_ch)
-                raw_k = tl.load(yj + k_ch)
-                tl.store(conv + i * conv_dim + q_ch, raw_q.to(conv_ptr.dtype.element_ty))
-                tl.store(conv + i * conv_dim + k_ch, raw_k.to(conv_ptr.dtype.element_ty))
+            tl.store(x_ptr + r * (HV * DV) + hv * DV + dv, (o * zs[j]).to(x_ptr.dtype.element_ty))
+            tl.store(ru + ((pos0 + j) & (RING - 1)) * (HV * DV), u)
 
 
 def run(

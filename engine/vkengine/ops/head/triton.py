@@ -2,6 +2,7 @@
 
 The logits come from ``gemv_kernel`` (final norm in its prologue). Score of vocabulary id v at
 absolute position p: the logit at temperature 0, else ``logit / T + Gumbel(seed, choice, v, p)``.
+Up to four banned ids are left out before the position ``until`` (minimum lengths).
 The noise depends on the id and the position, never on the row, the depth k or the head's size.
 """
 
@@ -22,6 +23,8 @@ def sample_kernel(
     temperature_ptr,
     seed_ptr,
     pos_ptr,
+    banned_ptr,
+    until_ptr,
     value_ptr,
     index_ptr,
     counter_ptr,
@@ -55,9 +58,12 @@ def sample_kernel(
     ids = v
     if HAS_IDS:
         ids = tl.load(ids_ptr + v, mask=mask, other=0).to(tl.int32)
+    position = tl.load(pos_ptr + b) + add + r % M
+    if position < tl.load(until_ptr + b):
+        for i in tl.static_range(4):
+            logit = tl.where(ids == tl.load(banned_ptr + 4 * b + i), float("-inf"), logit)
     temperature = tl.load(temperature_ptr + b)
     if temperature > 0.0:
-        position = tl.load(pos_ptr + b) + add + r % M
         key0, key1 = row_key(seed_ptr, b, position, 0)
         noise = -tl.log(-tl.log(uniform(key0, key1, ids)))
         logit = tl.where(mask, logit / temperature + noise, float("-inf"))
@@ -82,4 +88,6 @@ def sample_kernel(
         winner = tl.minimum(winner, V - 1)
         if HAS_IDS:
             winner = tl.load(ids_ptr + winner).to(tl.int32)
+        # A row of NaN has no token: -1 tells the host, and the embedding clamps it.
+        winner = tl.where(top == float("-inf"), -1, winner)
         tl.store(out_ptr + b * out_stride + r % M, winner)

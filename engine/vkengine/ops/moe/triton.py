@@ -19,10 +19,10 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from vkengine.models.layout import MoeWeights
-from vkengine.ops.triton_common import prefetch_l2, prefetch_tail, sigmoid, silu, sum8
+from vkengine.ops.triton_common import prefetch_l2, prefetch_tail, sigmoid, sum8
 from vkengine.ops import triton_config
 from vkengine.ops.triton_config import chunk
-from vkengine.ops.triton_gemv import tile_dot
+from vkengine.ops.triton_gemv import swiglu_dot, tile_dot
 from vkengine.rows import Rows, Workspace
 from vkengine.ops.triton_launch import (
     Prefetch,
@@ -34,8 +34,11 @@ from vkengine.ops.triton_launch import (
 )
 
 
+#: Weight rows per program; they never change a bit. Warps decide the order of additions.
 ROUTER_BN = 4
+SHARED_BN = 4
 GATE_UP_BN = 4
+GATE_UP_WARPS = 4
 DOWN_BN = 4
 
 
@@ -64,6 +67,7 @@ def select_experts(
         other=float("-inf"),
         cache_modifier=".cg",
     )
+    gate = tl.load(logits_ptr + r * (E + 1) + E, mask=r < R, other=0.0, cache_modifier=".cg")
     # NaN counts as minus infinity: ids stay valid whatever the input.
     logits = tl.where(logits == logits, logits, float("-inf"))
     # An order-preserving integer of the logit above the complement of the id: the maximum is the
@@ -92,21 +96,17 @@ def select_experts(
     out = r[:, None] * TOPK + j[None, :]
     tl.store(ids_ptr + out, ids, mask=(r[:, None] < R) & (j[None, :] < TOPK))
     tl.store(weights_ptr + out, weights, mask=(r[:, None] < R) & (j[None, :] < TOPK))
-    gate = tl.load(logits_ptr + r * (E + 1) + E, mask=r < R, other=0.0, cache_modifier=".cg")
     tl.store(shared_ptr + r, sigmoid(gate), mask=r < R)
-    tl.debug_barrier()
-    pair = tl.arange(0, PAIRS)
-    n_pairs = R * TOPK
-    mine = tl.load(ids_ptr + pair, mask=pair < n_pairs, other=E) * PAIRS + pair
-    place = tl.zeros([PAIRS], tl.int32)
+    # Each pair's place among all pairs by (expert, pair); for one row its rank will do.
+    pair = r[:, None] * TOPK + j[None, :]
+    valid = (r[:, None] < R) & (j[None, :] < TOPK)
+    code = tl.where(valid, ids * PAIRS + pair, 0x7FFFFFFF)
     if R == 1:
-        place += pair  # any order is right for one row; rank order is there already
+        tl.store(sorted_ptr + pair, code, mask=valid)
     else:
-        for b in tl.static_range(0, PAIRS, 16):
-            other = b + tl.arange(0, 16)
-            theirs = tl.load(ids_ptr + other, mask=other < n_pairs, other=E) * PAIRS + other
-            place += tl.sum((theirs[None, :] < mine[:, None]).to(tl.int32), axis=1)
-    tl.store(sorted_ptr + place, mine, mask=pair < n_pairs)
+        flat = tl.reshape(code, (RP * TP,))
+        place = tl.sum((flat[None, :] < flat[:, None]).to(tl.int32), axis=1)
+        tl.store(sorted_ptr + place, flat, mask=flat < 0x7FFFFFFF)
 
 
 @triton.jit
@@ -164,14 +164,12 @@ def route_kernel(
     else:
         rows = (pid - n_router) * BN + tl.arange(0, BN)
         mask = rows < I
-        gate = tile_dot(
-            shared_up_ptr, rows, mask, x_ptr, gain_ptr, eps, R, K, BN, BK, 1, 8, 1, PDL
+        v = swiglu_dot(
+            shared_up_ptr, pid - n_router, I, x_ptr, gain_ptr, eps, R, K, BN, BK, 1, PDL
         )
-        up = tile_dot(shared_up_ptr, rows + I, mask, x_ptr, gain_ptr, eps, R, K, BN, BK, 1)
         for r in tl.static_range(R):
-            v = silu(gate[r]) * up[r]
             out = act_ptr + (r * (TOPK + 1) + TOPK) * I + rows
-            tl.store(out, v.to(act_ptr.dtype.element_ty), mask=mask)
+            tl.store(out, v[r].to(act_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -219,11 +217,9 @@ def gate_up_kernel(
                 THREADS,
                 units,
             )
-    gate = tile_dot(w, rows, mask, x, gain_ptr, eps, 1, K, BN, BK, 1)
-    up = tile_dot(w, rows + I, mask, x, gain_ptr, eps, 1, K, BN, BK, 1)
-    v = silu(gate[0]) * up[0]
+    v = swiglu_dot(w, tile, I, x, gain_ptr, eps, 1, K, BN, BK, 1, False)
     out = act_ptr + ((pair // TOPK) * (TOPK + 1) + pair % TOPK) * I + rows
-    tl.store(out, v.to(act_ptr.dtype.element_ty), mask=mask)
+    tl.store(out, v[0].to(act_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -258,27 +254,36 @@ def down_kernel(
     k = tl.arange(0, BK)
     offs = rows[:, None] * I + k[None, :]
     act = act_ptr + r * ((TOPK + 1) * I)
+    # All ids, then all weights, then the rest: no load waits for another that it does not need.
+    # The ids are two launches old, so complete: they may be read before the wait.
+    experts = ()
+    for j in tl.static_range(TOPK):
+        experts = experts + (tl.load(ids_ptr + r * TOPK + j, cache_modifier=".cg").to(tl.int64),)
+    experts = experts + (tl.full([], E, tl.int64),)
+    tiles = ()
+    for j in tl.static_range(TOPK + 1):
+        base = down_ptr + experts[j] * (H * I)
+        for c in tl.static_range(I // BK):
+            tiles = tiles + (
+                tl.load(
+                    base + offs + c * BK,
+                    mask=mask[:, None],
+                    other=0.0,
+                    eviction_policy="evict_first",
+                ),
+            )
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     acc = tl.zeros([BN, BK // 8], tl.float32)
     for j in tl.static_range(TOPK + 1):
         if j < TOPK:
-            expert = tl.load(ids_ptr + r * TOPK + j, cache_modifier=".cg").to(tl.int64)
+            weight = tl.load(weights_ptr + r * TOPK + j)
         else:
-            expert = tl.full([], E, tl.int64)
-        base = down_ptr + expert * (H * I)
+            weight = tl.load(shared_ptr + r)
         for c in tl.static_range(I // BK):
-            w = tl.load(
-                base + offs + c * BK, mask=mask[:, None], other=0.0, eviction_policy="evict_first"
-            ).to(tl.float32)
-            if PDL and j == 0 and c == 0:
-                # The ids are two launches old, so complete: weights may be requested already.
-                gdc_wait()
-                gdc_launch_dependents()
-            if j < TOPK:
-                weight = tl.load(weights_ptr + r * TOPK + j)
-            else:
-                weight = tl.load(shared_ptr + r)
             x = tl.load(act + j * I + c * BK + k).to(tl.float32) * weight
-            acc += sum8(w * x[None, :], BN, BK)
+            acc += sum8(tiles[j * (I // BK) + c].to(tl.float32) * x[None, :], BN, BK)
     y = tl.sum(acc, axis=1)
     v = tl.load(h_ptr + r * H + rows, mask=mask, other=0.0) + y
     tl.store(h_ptr + r * H + rows, v, mask=mask)
@@ -311,7 +316,7 @@ def run(
         shared = ws.get("moe.shared", (r,))
         order = ws.get("moe.order", (n_pairs,), torch.int32)
         act = ws.get("moe.act", (r * (k + 1), width), dtype)
-        be, bn = ROUTER_BN, 4 if r <= 4 else 2
+        be, bn = ROUTER_BN, SHARED_BN if r <= 4 else 2
         x = stream.hx[part]
         grid = triton.cdiv(e + 1, be) + triton.cdiv(width, bn)
         route_kernel[(grid,)](
@@ -362,11 +367,11 @@ def run(
             TOPK=k,
             PAIRS=pairs,
             BN=bn,
-            BK=bk,
+            BK=chunk(hidden, GATE_UP_WARPS),
             PF_FROM=min(late, tiles - 1) if late < tiles else tiles,
             PDL=pdl,
-            THREADS=128,
-            num_warps=4,
+            THREADS=GATE_UP_WARPS * 32,
+            num_warps=GATE_UP_WARPS,
             launch_pdl=pdl,
         )
         bn = DOWN_BN

@@ -1,0 +1,406 @@
+"""The engine on a GPU: the same requests and outputs, rounds as CUDA graphs.
+
+Sequences that decode sit in the first lanes. A round of the graph kind takes its tokens, positions,
+drafts and acceptance from the device and leaves a record of 16 integers per lane; the host may launch
+the next round before it has read the last one. What the kernels cannot do (top-k, top-p, min-p,
+penalties, bias, logprobs, drafts that the host proposes) runs between two graphs, verify and finish,
+with torch on the device: the same tokens, one synchronisation a round.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .checkpoint import CheckpointError
+from .config import ModelConfig
+from .engine import Engine
+from .graph import WIDTH, Feed, Lanes, Round
+from .models.layout import ModelWeights
+from .ops.sample import process, row_key
+from .ops.sample.noise import gumbel
+from .output import Output
+from .rows import Workspace
+from .sampler import Sampler, logprobs_of
+from .sampling import Draft, SamplingParams
+from .sequence import Sequence
+from .state import State, cache_length
+from .step import Model
+
+#: Rounds the kernels hold; deeper drafts are cut to it.
+MAX_K = 7
+#: Draft head rows when a request does not say.
+HEAD_ROWS = 32768
+
+
+@dataclass(slots=True)
+class Flight:
+    """A round that has been launched: who was in which lane, and where its record will land."""
+
+    who: list[Sequence]
+    proposed: list[int]
+    record: Tensor  # [B, 16] i32, pinned
+    done: torch.cuda.Event
+
+
+class GpuEngine(Engine):
+    """Same contract as :class:`~vkengine.engine.Engine`."""
+
+    def __init__(self, model: Model, *, capture: tuple[int, ...], **kwargs: Any) -> None:
+        mtp = model.weights.mtp is not None
+        # The base class asks only whether there is a drafter; ours lives in the graphs.
+        super().__init__(model, drafter=object() if mtp else None, **kwargs)  # type: ignore[arg-type]
+        self.device = model.weights.embed.device
+        self.lanes = Lanes.make(self.max_sequences, model.state.null_slot, self.device)
+        self.views: dict[int, Lanes] = {}
+        self.rounds: dict[tuple[int, int, bool, int | None], Round] = {}
+        self.feed = Feed.make(model.weights, model.state, model.ws)
+        self.lane: list[Sequence] = []
+        self.flights: list[Flight] = []
+        self.limits: dict[str, int] = {}  # drafts that wait on the device, by request
+        self.depths: dict[str, int] = {}  # what `auto` chose for the next round
+        self._pinned = [
+            torch.zeros(self.max_sequences, WIDTH, dtype=torch.int32).pin_memory() for _ in range(3)
+        ]
+        self._turn = 0
+        self.launch_us = 0.0
+        for k in capture:
+            self._round(1, k, k > 0, HEAD_ROWS).capture()
+        self.feed.capture()
+        if capture:
+            self.launch_us = self._measure_launch(capture[0])
+
+    def _measure_launch(self, k: int) -> float:
+        """Host microseconds to launch one round's graph."""
+        one = self._round(1, k, k > 0, HEAD_ROWS)
+        kept = [t.clone() for t in one.lanes.per_lane()]
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(10):
+            one.replay()
+        spent = (time.perf_counter() - start) / 10
+        torch.cuda.synchronize()
+        for mine, old in zip(one.lanes.per_lane(), kept, strict=True):
+            mine.copy_(old)
+        return spent * 1e6
+
+    def _round(self, batch: int, k: int, mtp: bool, head_rows: int | None) -> Round:
+        key = (batch, k, mtp, head_rows)
+        if key not in self.rounds:
+            if batch not in self.views:
+                self.views[batch] = self.lanes.first(batch)
+            m = self.model
+            self.rounds[key] = Round(
+                m.weights, m.state, self.views[batch], m.ws, k, head_rows, mtp=mtp
+            )
+        return self.rounds[key]
+
+    # -- requests ---------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def add(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
+        super().add(request_id, prompt_token_ids, params)
+        p = self._running[request_id].sampler.processors
+        for name in ("bias_ids", "bias", "banned_ids", "prompt_seen", "counts"):
+            value = getattr(p, name)
+            if value is not None:
+                setattr(p, name, value.to(self.device))
+
+    def _release(self, sequence: Sequence) -> None:
+        if sequence in self.lane:
+            self._leave(sequence)
+        self.limits.pop(sequence.request_id, None)
+        self.depths.pop(sequence.request_id, None)
+        super()._release(sequence)
+
+    @torch.inference_mode()
+    def _leave(self, sequence: Sequence) -> None:
+        """Close the gap: the last lane moves into the one that is left."""
+        gap, last = self.lane.index(sequence), len(self.lane) - 1
+        if gap != last:
+            for t in self.lanes.per_lane():
+                t[gap].copy_(t[last])
+            self.lane[gap] = self.lane[last]
+        self.lane.pop()
+        self.lanes.leave(last, self.model.state.null_slot)
+
+    # -- one step ---------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def step(self) -> list[Output]:
+        """Prefill what waits, then a round; with kernels that need no host, one round ahead."""
+        self._done = []
+        waiting = [s for s in self._running.values() if s not in self.lane]
+        if waiting:
+            self._land_all()
+            for s in waiting:
+                self._admit(s)
+        if not self.lane and not self.flights:
+            return self._done
+        if all(self._free_running(s) for s in self.lane):
+            if not self.flights:
+                self._launch()
+            if self._worth_another():
+                self._launch()
+            self._land()
+        else:
+            self._land_all()
+            if self.lane:
+                self._guided_round()
+        return self._done
+
+    def _admit(self, s: Sequence) -> None:
+        """Prefill all but the last prompt token; the first round runs that one."""
+        n = len(s.prompt)
+        padded = torch.tensor(s.prompt + [0] * WIDTH, dtype=torch.int32, device=self.device)
+        if s.prompt_logprobs is not None:
+            self._score_prompt(s, padded)
+        else:
+            self.feed.prompt(s.slot, padded, 0, n - 1)
+        s.position = n - 1
+        stop_ids = s.sampler.processors.banned_ids
+        banned = tuple(stop_ids.tolist()) if stop_ids is not None else ()
+        self.lanes.join(
+            len(self.lane),
+            s.slot,
+            s.prompt[-1],
+            n - 1,
+            seed=s.sampler.seed,
+            choice=s.params.choice,
+            temperature=s.params.temperature,
+            acceptance=s.draft.acceptance,
+            cap=MAX_K if s.auto is not None else self._depth(s),
+            banned=banned if len(banned) <= 4 else (),
+            ban_until=n + s.params.min_tokens if banned else 0,
+        )
+        self.limits[s.request_id] = 0
+        self.lane.append(s)
+
+    def _score_prompt(self, s: Sequence, tokens: Tensor) -> None:
+        """Prompt log-probabilities: the same rows, with the head over each eight of them."""
+        from .graph import FEED
+
+        n = len(s.prompt)
+        one = Round(
+            self.model.weights, self.model.state, self.feed.lanes, self.model.ws, FEED - 1, mtp=False
+        )
+        for first in range(0, n - 1, FEED):
+            self.feed.prompt(s.slot, tokens, first, min(first + FEED, n - 1))
+            trunk = one.stream("trunk", FEED)
+            logits = one.project("score", trunk.hx, self.model.weights.head)
+            self._score(s, first, logits[: n - 1 - first].cpu())
+
+    def _depth(self, s: Sequence) -> int:
+        if not s.draft.active:
+            return 0
+        if s.auto is not None:
+            return min(self.depths.setdefault(s.request_id, s.auto.choose()), MAX_K)
+        return min(int(s.draft.k), MAX_K)
+
+    def _free_running(self, s: Sequence) -> bool:
+        """Whether the kernels alone can choose this sequence's tokens and drafts."""
+        p, params = s.sampler.processors, s.params
+        plain = params.temperature == 0 or (
+            params.top_k == 0 and params.top_p >= 1.0 and params.min_p <= 0.0
+        )
+        few = p.banned_ids is None or len(p.banned_ids) <= 4
+        own = s.ngram is None and s.oracle is None
+        return (
+            plain and few and own and not p.penalises and p.bias_ids is None
+            and params.logprobs is None
+        )  # fmt: skip
+
+    def _current(self) -> Round:
+        """The round for the lanes as they are."""
+        batch = 1
+        while batch < len(self.lane):
+            batch *= 2
+        batch = min(batch, self.max_sequences)
+        depth = max(self._depth(s) for s in self.lane)
+        mtp = any(s.draft.active and s.draft.method == "mtp" for s in self.lane)
+        wanted = [s.draft.head_rows for s in self.lane if s.draft.head_rows is not None]
+        return self._round(batch, depth, mtp and depth > 0, max(wanted, default=HEAD_ROWS))
+
+    def _worth_another(self) -> bool:
+        """One more round may be launched ahead unless every lane may end with the one in flight."""
+        if len(self.flights) > 1:
+            return False
+        ahead = sum(flight.proposed[0] + 1 if flight.proposed else 1 for flight in self.flights)
+        return any(
+            len(s.output) + ahead < s.params.max_tokens
+            and s.position + ahead + MAX_K + 1 < s.limit
+            and s.auto is None
+            for s in self.lane
+        )
+
+    def _launch(self) -> None:
+        one = self._current()
+        one.replay()
+        self._fly(one)
+
+    def _fly(self, one: Round) -> None:
+        record = self._pinned[self._turn % 3][: one.batch]
+        self._turn += 1
+        record.copy_(one.lanes.record, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+        proposed = [min(self.limits[s.request_id], one.k) for s in self.lane]
+        for s in self.lane:
+            cap = MAX_K if s.auto is not None else self._depth(s)
+            self.limits[s.request_id] = min(one.k, cap) if one.mtp else 0
+        self.flights.append(Flight(list(self.lane), proposed, record, done))
+
+    def _land_all(self) -> None:
+        while self.flights:
+            self._land()
+
+    def _land(self) -> None:
+        """Read the oldest record and hand out its tokens."""
+        flight = self.flights.pop(0)
+        flight.done.synchronize()
+        for s, proposed, row in zip(flight.who, flight.proposed, flight.record.tolist(), strict=False):
+            if self._running.get(s.request_id) is not s or s.finish is not None:
+                continue
+            self._take(s, proposed, row[: row[WIDTH - 1]], None)
+
+    def _take(self, s: Sequence, proposed: int, tokens: list[int], logits: Tensor | None) -> None:
+        if not tokens or min(tokens) < 0:
+            self._fail(s)
+            return
+        if s.output:
+            s.count(proposed, len(tokens) - 1)
+            if s.auto is not None:
+                self.depths[s.request_id] = s.auto.choose()
+        s.position += len(tokens)
+        kept = s.take(tokens)
+        self._commit(s.sampler, kept)
+        output = Output(s.request_id, kept, None)
+        if s.params.logprobs is not None and logits is not None:
+            output.logprobs = logprobs_of(logits[: len(kept)].cpu(), kept, s.params.logprobs)
+        if s.prompt_logprobs is not None:
+            output.prompt_logprobs, s.prompt_logprobs = s.prompt_logprobs, None
+        self._done.append(output)
+        if s.ngram is not None:
+            s.ngram.extend(kept)
+        if s.finish is not None:
+            output.finish_reason, output.stop_reason = s.finish, s.stop_reason
+            self._close(s, output)
+
+    def _commit(self, sampler: Sampler, tokens: list[int]) -> None:
+        sampler.generated += len(tokens)
+        counts = sampler.processors.counts
+        if counts is not None:
+            ids = torch.tensor(tokens, device=self.device)
+            counts.index_add_(0, ids, torch.ones(len(tokens), device=self.device))
+
+    # -- rounds the host has a part in ----------------------------------------------------------
+
+    def _guided_round(self) -> None:
+        """Verify graph, processors and noise in torch, finish graph, one synchronisation."""
+        drafts = [self._host_drafts(i, s) for i, s in enumerate(self.lane)]
+        one = self._current()
+        m = one.k + 1
+        one.replay("verify")
+        logits = one.logits
+        rows = []
+        for i, s in enumerate(self.lane):
+            own = logits[i * m : (i + 1) * m]
+            rows.append(self._choose(own, s, drafts[i]))
+        y = one.y
+        for i, row in enumerate(rows):
+            y[i].copy_(row)
+        one.replay("finish")
+        who, kept = list(self.lane), None
+        if any(s.params.logprobs is not None for s in who):
+            kept = logits.clone()
+        self._fly(one)
+        flight = self.flights.pop()
+        flight.done.synchronize()
+        for i, (s, row) in enumerate(zip(who, flight.record.tolist(), strict=False)):
+            own = kept[i * m : (i + 1) * m] if kept is not None else None
+            self._take(s, flight.proposed[i], row[: row[WIDTH - 1]], own)
+
+    def _host_drafts(self, lane: int, s: Sequence) -> list[int]:
+        """The drafts that the next round verifies; those the host proposes are written down."""
+        depth = self._depth(s)
+        if s.ngram is not None or s.oracle is not None:
+            proposed: list[int] = []
+            if depth and s.output:
+                if s.ngram is not None:
+                    proposed = s.ngram.propose(depth)
+                elif s.oracle is not None:
+                    proposed = s.oracle.propose(len(s.output), depth)
+            if proposed:
+                ids = torch.tensor(proposed, dtype=torch.int32, device=self.device)
+                self.lanes.tokens[lane, 1 : 1 + len(proposed)] = ids
+            self.lanes.limit[lane] = len(proposed)
+            self.limits[s.request_id] = len(proposed)
+            return proposed
+        count = self.limits[s.request_id]
+        if count and s.sampler.processors.penalises:
+            return self.lanes.tokens[lane, 1 : 1 + count].tolist()
+        return [0] * count
+
+    def _choose(self, logits: Tensor, s: Sequence, drafts: list[int]) -> Tensor:
+        """Tokens [M] i32 after the rows of ``logits``; rows without a draft count for nothing."""
+        sampler = s.sampler
+        m = logits.shape[0]
+        drafts = (drafts + [0] * m)[: m - 1]
+        x = process(logits, sampler.processors, sampler.generated, drafts)
+        if sampler.processors.temperature > 0:
+            ids = torch.arange(self.vocab_size, dtype=torch.int32, device=self.device)
+            noise = [
+                gumbel(row_key(sampler.seed, s.params.choice, s.position + 1 + j), ids)
+                for j in range(m)
+            ]
+            x = x + torch.stack(noise)
+        best = torch.argmax(x, dim=-1).to(torch.int32)
+        return torch.where(torch.isfinite(logits).all(dim=-1), best, -1)
+
+    def settings(self) -> dict[str, Any]:
+        found = super().settings()
+        found["graph_mode"] = "cuda_graph"
+        found["host_launch_us"] = round(self.launch_us, 1)
+        return found
+
+    def close(self) -> None:
+        self._land_all()
+        super().close()
+
+
+def load_cuda_engine(
+    config: ModelConfig,
+    weights_for: Callable[[int], ModelWeights],
+    *,
+    profile: str,
+    weights: str,
+    max_len: int,
+    max_sequences: int,
+    default_draft: Draft,
+) -> GpuEngine:
+    """Weights on the GPU, state for all slots, graphs for one stream at the usual depths."""
+    device = torch.device("cuda")
+    with torch.inference_mode():
+        parameters = weights_for(cache_length(max_len))
+        if default_draft.active and default_draft.method == "mtp" and parameters.mtp is None:
+            missing = parameters.missing_mtp
+            what = f"tensor {missing[0]} is missing" if missing else "the model has no MTP module"
+            raise CheckpointError(f"{config.name}: cannot draft with mtp: {what}")
+        dtype = parameters.embed.dtype
+        mtp = parameters.mtp is not None
+        state = State(config, max_sequences, max_len, device, dtype, mtp=mtp)
+        depths = {0}
+        if default_draft.active and default_draft.k != "auto" and mtp:
+            depths.add(min(int(default_draft.k), MAX_K))
+        return GpuEngine(
+            Model(parameters, state, Workspace(device)),
+            capture=tuple(sorted(depths)),
+            profile=profile,
+            weights=weights,
+            default_draft=default_draft,
+        )
