@@ -62,7 +62,8 @@ def scramble(tensors: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
         elif x.ndim == 1:
             x = 0.2 * x
         elif name.endswith("conv1d.weight"):
-            x = 0.5 * x
+            x = 0.3 * x
+            x[..., -1] += 1.0  # keys of ordinary length: normalising tiny ones amplifies rounding
         else:
             x = x * shape[-1] ** -0.5
         result[name] = x

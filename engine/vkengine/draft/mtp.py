@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..models.layout import AttentionWeights, MlpWeights, ModelWeights, MoeWeights
 from ..ops.attention.cpu import pair_order, rotation_table
+from ..ops.linear import PackedMatrix, pack
 from ..ops.moe.reference import shared_matrices
 from ..ops.norm.cpu import inverse_norm
 from ..sampler import Sampler
@@ -59,8 +60,8 @@ class MtpDrafter:
             self._pack_experts(self.ffn)
         head = weights.head.weight
         assert isinstance(head, Tensor) and head.numel()
-        self.head = head.float().t().contiguous()
-        self._pruned: dict[int, Tensor] = {}
+        self.head = head
+        self._heads: dict[int, PackedMatrix] = {}
 
     def _pack_experts(self, w: MoeWeights) -> None:
         shared = shared_matrices(w)
@@ -122,12 +123,11 @@ class MtpDrafter:
             x = torch.addmm(x, _gated(torch.mm(y, up)), down, alpha=share)
         return x
 
-    def _head(self, head_rows: int | None) -> Tensor:
-        if head_rows is None or head_rows >= self.config.vocab_size:
-            return self.head
-        found = self._pruned.get(head_rows)
+    def _head(self, head_rows: int | None) -> PackedMatrix:
+        rows = min(head_rows or self.config.vocab_size, self.config.vocab_size)
+        found = self._heads.get(rows)
         if found is None:
-            found = self._pruned[head_rows] = self.head[:, :head_rows].contiguous()
+            found = self._heads[rows] = pack(self.head[:rows])
         return found
 
     def prefill(self, slot: int, start: int, hidden: Tensor, tokens: Tensor) -> None:
@@ -160,7 +160,7 @@ class MtpDrafter:
             x = x[-1:] + self._attend(*entry, slot, at)
             x = self._feed_forward(x)
             hidden = x * inverse_norm(x, self.eps) * self.gain
-            logits = torch.mm(hidden, head)
+            logits = head.apply(hidden)
             if not sampler.plain and logits.shape[1] < self.config.vocab_size:
                 rest = self.config.vocab_size - logits.shape[1]
                 logits = F.pad(logits, (0, rest), value=float("-inf"))

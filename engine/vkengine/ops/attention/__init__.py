@@ -7,6 +7,7 @@ from torch import Tensor
 from ...models.layout import AttentionWeights
 from ...rows import Rows, Workspace
 from ...state import AttentionState
+from . import cpu, reference
 
 
 def attention(h: Tensor, w: AttentionWeights, state: AttentionState, rows: Rows, ws: Workspace) -> None:
@@ -14,7 +15,7 @@ def attention(h: Tensor, w: AttentionWeights, state: AttentionState, rows: Rows,
     if h.is_cuda:
         from .triton import attention as run
     elif w.packed is not None:
-        from .cpu import attention as run
+        run = cpu.attention
     else:
-        from .reference import attention as run
+        run = reference.attention
     run(h, w, state, rows, ws)

@@ -30,6 +30,7 @@ class PackedAttention:
     kv_heads: int
     dim: int
     eps_in: float
+    gain_in: Tensor  # [H] f32, norm * sqrt(H)
     eps_head: float
     w_in: PackedMatrix  # rows q | k (re-ordered) | gate | v
     gains: Tensor  # [nh + nkv, D] f32, softmax scale folded into the queries'
@@ -47,7 +48,7 @@ def pair_order(dim: int, rotary: int) -> Tensor:
 
 
 def prepare(w: AttentionWeights, turns: Tensor | None = None) -> None:
-    """Re-order, fold and pack. ``turns`` shares one rotation table among layers."""
+    """Re-order and pack. ``turns`` shares one rotation table among layers."""
     c = w.config
     nh, nkv, d, hidden = c.num_heads, c.num_kv_heads, c.head_dim, c.hidden_size
     assert isinstance(w.w_qkv, Tensor) and isinstance(w.w_o, Tensor)
@@ -57,7 +58,6 @@ def prepare(w: AttentionWeights, turns: Tensor | None = None) -> None:
     q = q_gate[:, 0][:, order].reshape(nh * d, hidden)
     gate = q_gate[:, 1].reshape(nh * d, hidden)
     k = k.view(nkv, d, hidden)[:, order].reshape(nkv * d, hidden)
-    scale = w.norm * hidden**0.5
     # rms gain sqrt(D); the query also carries the softmax scale D^-0.5.
     gains = torch.cat(
         (w.q_norm[order].expand(nh, d), (w.k_norm[order] * d**0.5).expand(nkv, d))
@@ -72,8 +72,9 @@ def prepare(w: AttentionWeights, turns: Tensor | None = None) -> None:
         kv_heads=nkv,
         dim=d,
         eps_in=hidden * c.rms_eps,
+        gain_in=w.norm * hidden**0.5,
         eps_head=d * c.rms_eps,
-        w_in=pack(torch.cat((q, k, gate, v)) * scale),
+        w_in=pack(torch.cat((q, k, gate, v))),
         gains=gains,
         w_o=pack(w.w_o),
         turns=rotation_table(w) if turns is None else turns,
@@ -92,7 +93,7 @@ def rotation_table(w: AttentionWeights) -> Tensor:
 
 def project(h: Tensor, p: PackedAttention, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """``h [R, H]``, turns ``[R, 1, D/2]`` -> (q|k [R, nh+nkv, D] rotated, gate, v [R, nkv*D])."""
-    y = p.w_in.apply(h * inverse_norm(h, p.eps_in))
+    y = p.w_in.apply((h * inverse_norm(h, p.eps_in)).mul_(p.gain_in))
     qk, gate, v = y.split(p.sizes, dim=1)
     qk = qk.view(-1, p.heads + p.kv_heads, p.dim)
     qk = (qk * inverse_norm(qk, p.eps_head)).mul_(p.gains)

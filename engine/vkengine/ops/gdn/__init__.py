@@ -7,6 +7,7 @@ from torch import Tensor
 from ...models.layout import GdnWeights
 from ...rows import Rows, Workspace
 from ...state import GdnState
+from . import cpu, reference
 
 
 def gdn(h: Tensor, w: GdnWeights, state: GdnState, rows: Rows, ws: Workspace) -> None:
@@ -14,7 +15,7 @@ def gdn(h: Tensor, w: GdnWeights, state: GdnState, rows: Rows, ws: Workspace) ->
     if h.is_cuda:
         from .triton import gdn as run
     elif w.packed is not None:
-        from .cpu import gdn as run
+        run = cpu.gdn
     else:
-        from .reference import gdn as run
+        run = reference.gdn
     run(h, w, state, rows, ws)

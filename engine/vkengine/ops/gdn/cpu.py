@@ -54,6 +54,8 @@ class PackedGdn:
     dv: int
     eps_in: float
     eps_out: float
+    gain_in: Tensor  # [H] f32, norm * sqrt(H)
+    gain_out: Tensor  # [Hv*dv] f32, gate_norm * sqrt(dv) for every head
     w_in: PackedMatrix  # rows qkv | z | b padded to 32 | a padded to 32
     taps: tuple[Tensor, ...]  # four of [C]
     rate: Tensor  # [pad] f32, -exp(A_log)
@@ -85,7 +87,7 @@ _TABLES: list[Tables] = []
 
 
 def prepare(w: GdnWeights) -> None:
-    """Fold norms and gains into the matrices, pad the gates, pack."""
+    """Pad the gates and pack."""
     c = w.config
     hv, dk, dv = c.gdn_value_heads, c.gdn_key_dim, c.gdn_value_dim
     assert isinstance(w.w_in, Tensor) and isinstance(w.w_out, Tensor)
@@ -97,7 +99,6 @@ def prepare(w: GdnWeights) -> None:
     gates[:hv], gates[pad : pad + hv] = b, a
     rate, dt_bias = torch.zeros(pad), torch.zeros(pad)
     rate[:hv], dt_bias[:hv] = -torch.exp(w.a_log), w.dt_bias
-    out_scale = (w.gate_norm * dv**0.5).repeat(hv)
     w.packed = PackedGdn(
         key_heads=c.gdn_key_heads,
         heads=hv,
@@ -105,11 +106,13 @@ def prepare(w: GdnWeights) -> None:
         dv=dv,
         eps_in=c.hidden_size * c.rms_eps,
         eps_out=dv * c.rms_eps * dk,
-        w_in=pack(torch.cat((qkv_z, gates)) * (w.norm * c.hidden_size**0.5)),
+        gain_in=w.norm * c.hidden_size**0.5,
+        gain_out=(w.gate_norm * dv**0.5).repeat(hv),
+        w_in=pack(torch.cat((qkv_z, gates))),
         taps=tuple(w.conv[:, i].contiguous() for i in range(4)),
         rate=rate,
         dt_bias=dt_bias,
-        w_out=pack(w.w_out.float() * out_scale),
+        w_out=pack(w.w_out),
         sizes=[c.conv_dim, c.value_size, pad, pad],
         tables=_TABLES[0],
     )
@@ -117,7 +120,7 @@ def prepare(w: GdnWeights) -> None:
 
 def project(h: Tensor, p: PackedGdn) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """qkv [R, C], z [R, Hv*dv], beta [R, pad], log decay [R, pad]."""
-    y = p.w_in.apply(h * inverse_norm(h, p.eps_in))
+    y = p.w_in.apply((h * inverse_norm(h, p.eps_in)).mul_(p.gain_in))
     qkv, z, b, a = y.split(p.sizes, dim=1)
     return qkv, z, torch.sigmoid(b), F.softplus(a.add_(p.dt_bias)).mul_(p.rate)
 
@@ -145,7 +148,7 @@ def finish(o: Tensor, z: Tensor, h: Tensor, p: PackedGdn) -> None:
     """Gated norm, out-projection, residual: o [R, Hv, dv], z [R, Hv*dv]."""
     count = h.shape[0]
     y = (o * inverse_norm(o, p.eps_out)).view(count, -1)
-    h += p.w_out.apply(y.mul_(F.silu(z)))
+    h += p.w_out.apply(y.mul_(F.silu(z)).mul_(p.gain_out))
 
 
 def fold(s: Tensor, keys: Tensor, updates: Tensor, decay: Tensor, heads: int) -> Tensor:

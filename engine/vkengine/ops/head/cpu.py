@@ -1,4 +1,4 @@
-"""Output head on a packed matrix with the final norm's gain folded in."""
+"""Output head on a packed matrix."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class PackedHead:
 
 
 def prepare(w: HeadWeights) -> None:
-    """Pack ``weight * gain``."""
+    """Pack the head."""
     c = w.config
     assert isinstance(w.weight, Tensor)
     gain = w.norm * c.hidden_size**0.5
-    w.packed = PackedHead(c.hidden_size * c.rms_eps, gain, pack(w.weight.float() * gain))
+    w.packed = PackedHead(c.hidden_size * c.rms_eps, gain, pack(w.weight))
 
 
 def head(h: Tensor, w: HeadWeights) -> tuple[Tensor, Tensor]:
     """See reference.head."""
     p: PackedHead = w.packed
-    x = h * inverse_norm(h, p.eps)
-    return x * p.gain, p.matrix.apply(x)
+    x = (h * inverse_norm(h, p.eps)).mul_(p.gain)
+    return x, p.matrix.apply(x)

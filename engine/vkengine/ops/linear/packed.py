@@ -1,16 +1,25 @@
-"""fp32 matrices in oneDNN's own layout, with a proof at load that rows do not affect each other.
+"""Packed matrices for a CPU, with a proof at load that rows do not affect each other.
 
-``F.linear`` picks another algorithm for another number of rows and so other bits. oneDNN's
-packed product walks K in one order for every row count on the machines seen so far; that is an
-observation, not a promise, so each matrix shape is probed once per process. A shape that fails
-falls back to zero-padded groups of eight rows through ``F.linear`` (constant shape, constant
-algorithm), and the fallback is reported by :func:`fallbacks`.
+``F.linear`` picks another algorithm for another number of rows and so other bits. Two packed
+products walk K in one order for every row count on the machines seen so far, both in fp32:
+
+* ``half``: FBGEMM's, which keeps the matrix as fp16 and widens it in registers. Taken only when
+  every element survives the round trip, as those of a bf16 checkpoint do after a scaling by a
+  power of two: no value changes, and half as many bytes are read.
+* ``full``: oneDNN's, for any fp32 matrix.
+
+That rows are independent is an observation, not a promise, so each form and shape is probed once
+per process. A shape that fails falls back to zero-padded groups of eight rows through ``F.linear``
+(constant shape, constant algorithm), and :func:`fallbacks` reports it.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,70 +27,111 @@ from torch import Tensor
 
 GROUP = 8
 PROBED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 18, 24, 27, 32, 36, 45, 54, 63, 64, 72)
+_HALF_MAX = 65504.0
 
-_verdict: dict[tuple[int, int, int], bool] = {}
-
-
-@dataclass(slots=True)
-class PackedMatrix:
-    """One ``[N, K]`` fp32 matrix. ``data`` is opaque to all but :meth:`apply`."""
-
-    data: Tensor
-    shape: tuple[int, int]
-    invariant: bool
-
-    def apply(self, x: Tensor) -> Tensor:
-        """``x [R, K] f32, contiguous -> [R, N] f32``, each row's bits its own."""
-        if self.invariant:
-            return torch.ops.mkldnn._linear_pointwise.default(x, self.data, None, "none", [], "")
-        return _grouped(x, self.data)
+#: (form, N, K, threads) -> rows are independent.
+_verdict: dict[tuple[str, int, int, int], bool] = {}
 
 
-def _grouped(x: Tensor, w: Tensor) -> Tensor:
+def _full(x: Tensor, data: Any) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise.default(x, data, None, "none", [], "")
+
+
+def _half(x: Tensor, data: Any) -> Tensor:
+    return torch.ops.quantized.linear_dynamic_fp16.default(x, data)
+
+
+def _grouped(x: Tensor, data: Any) -> Tensor:
     rows = x.shape[0]
     padded = -(-rows // GROUP) * GROUP
     if padded != rows:
         x = F.pad(x, (0, 0, 0, padded - rows))
-    parts = [F.linear(x[i : i + GROUP], w) for i in range(0, padded, GROUP)]
+    parts = [F.linear(x[i : i + GROUP], data) for i in range(0, padded, GROUP)]
     return torch.cat(parts)[:rows]
 
 
-def _rows_are_independent(data: Tensor, n: int, k: int) -> bool:
+_FORMS: dict[str, Callable[[Tensor, Any], Tensor]] = {
+    "half": _half,
+    "full": _full,
+    "grouped": _grouped,
+}
+
+
+@dataclass(slots=True)
+class PackedMatrix:
+    """One ``[N, K]`` matrix; ``apply`` takes ``x [R, K] f32 contiguous`` to ``[R, N] f32``.
+
+    ``scale`` is a power of two that the stored elements carry; ``apply`` removes it.
+    """
+
+    form: str
+    data: Any
+    shape: tuple[int, int]
+    scale: float = 1.0
+
+    def apply(self, x: Tensor) -> Tensor:
+        if self.scale != 1.0:
+            x = x * (1.0 / self.scale)
+        return _FORMS[self.form](x, self.data)
+
+
+def _rows_are_independent(form: str, data: Any, n: int, k: int) -> bool:
     """True when every row's bits are the same at every row count and row index probed."""
     generator = torch.Generator().manual_seed(n * 1_000_003 + k)
     x = torch.randn(max(PROBED_ROWS), k, generator=generator)
-    op = torch.ops.mkldnn._linear_pointwise.default
-    full = op(x, data, None, "none", [], "")
+    run = _FORMS[form]
+    full = run(x, data)
     for rows in PROBED_ROWS:
         for start in {0, x.shape[0] - rows}:
-            part = op(x[start : start + rows].contiguous(), data, None, "none", [], "")
+            part = run(x[start : start + rows].contiguous(), data)
             if not torch.equal(part, full[start : start + rows]):
                 return False
     return True
 
 
-def pack(w: Tensor) -> PackedMatrix:
-    """Pack ``w [N, K]`` (any float dtype, CPU) as fp32. Warns when the shape must fall back."""
-    plain = w.float().contiguous()
-    shape = (plain.shape[0], plain.shape[1])
-    if not torch.backends.mkldnn.is_available():
-        return PackedMatrix(plain, shape, invariant=False)
-    data = torch.ops.mkldnn._reorder_linear_weight.default(plain)
-    key = (*shape, torch.get_num_threads())
+def _probed(form: str, data: Any, n: int, k: int) -> bool:
+    key = (form, n, k, torch.get_num_threads())
     if key not in _verdict:
-        _verdict[key] = _rows_are_independent(data, *shape)
+        _verdict[key] = _rows_are_independent(form, data, n, k)
         if not _verdict[key]:
             warnings.warn(
-                f"matrix {shape[0]}x{shape[1]}: packed product depends on the row count here; "
-                "using padded groups of eight rows, which is slower",
+                f"matrix {n}x{k}: the packed product ({form}) depends on the row count here; "
+                "using a slower one",
                 RuntimeWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
-    if not _verdict[key]:
-        return PackedMatrix(plain, shape, invariant=False)
-    return PackedMatrix(data, shape, invariant=True)
+    return _verdict[key]
+
+
+def _halved(w: Tensor) -> tuple[Tensor, float] | None:
+    """``w`` times a power of two when fp16 holds it exactly, and that power; else None."""
+    top = float(w.abs().max())
+    if not math.isfinite(top):
+        return None
+    for scale in (1.0, 2.0 ** math.floor(math.log2(_HALF_MAX / top)) if top > 0 else 1.0):
+        scaled = w * scale
+        if torch.equal(scaled.half().float(), scaled):
+            return scaled, scale
+    return None
+
+
+def pack(w: Tensor) -> PackedMatrix:
+    """Pack ``w [N, K]`` (any float dtype, CPU). Warns when the shape must fall back."""
+    plain = w.float().contiguous()
+    n, k = plain.shape
+    if "fbgemm" in torch.backends.quantized.supported_engines:
+        halved = _halved(plain)
+        if halved is not None:
+            data = torch.ops.quantized.linear_prepack_fp16(halved[0], None)
+            if _probed("half", data, n, k):
+                return PackedMatrix("half", data, (n, k), halved[1])
+    if torch.backends.mkldnn.is_available():
+        data = torch.ops.mkldnn._reorder_linear_weight.default(plain)
+        if _probed("full", data, n, k):
+            return PackedMatrix("full", data, (n, k))
+    return PackedMatrix("grouped", plain, (n, k))
 
 
 def fallbacks() -> list[str]:
-    """Matrix shapes that failed the probe in this process, as ``NxK``."""
-    return sorted(f"linear {n}x{k}" for (n, k, _), good in _verdict.items() if not good)
+    """Packed products that failed the probe in this process, as ``form NxK``."""
+    return sorted(f"{form} {n}x{k}" for (form, n, k, _), good in _verdict.items() if not good)

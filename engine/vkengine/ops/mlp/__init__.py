@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ...models.layout import MlpWeights
 from ...rows import Rows, Workspace
+from . import cpu, reference
 
 
 def mlp(h: Tensor, w: MlpWeights, state: None, rows: Rows, ws: Workspace) -> None:
@@ -13,7 +14,7 @@ def mlp(h: Tensor, w: MlpWeights, state: None, rows: Rows, ws: Workspace) -> Non
     if h.is_cuda:
         from .triton import mlp as run
     elif w.packed is not None:
-        from .cpu import mlp as run
+        run = cpu.mlp
     else:
-        from .reference import mlp as run
+        run = reference.mlp
     run(h, w, state, rows, ws)

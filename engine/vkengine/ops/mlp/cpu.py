@@ -18,23 +18,23 @@ from ..norm.cpu import inverse_norm
 class PackedMlp:
     size: int
     eps: float
+    gain: Tensor  # [H] f32, norm * sqrt(H)
     gate_up: PackedMatrix
     down: PackedMatrix
 
 
 def prepare(w: MlpWeights) -> None:
-    """Fold the norm into ``gate_up`` and pack both matrices."""
+    """Pack both matrices."""
     c = w.config
     assert isinstance(w.gate_up, Tensor) and isinstance(w.down, Tensor)
-    scale = w.norm * c.hidden_size**0.5
-    w.packed = PackedMlp(
-        w.down.shape[1], c.hidden_size * c.rms_eps, pack(w.gate_up.float() * scale), pack(w.down)
-    )
+    gain = w.norm * c.hidden_size**0.5
+    eps = c.hidden_size * c.rms_eps
+    w.packed = PackedMlp(w.down.shape[1], eps, gain, pack(w.gate_up), pack(w.down))
 
 
 def mlp(h: Tensor, w: MlpWeights, state: None, rows: Rows | None, ws: Workspace) -> None:
     """See reference.mlp."""
     p: PackedMlp = w.packed
-    y = p.gate_up.apply(h * inverse_norm(h, p.eps))
+    y = p.gate_up.apply((h * inverse_norm(h, p.eps)).mul_(p.gain))
     gate, up = y.split(p.size, dim=1)
     h += p.down.apply(torch.mul(F.silu(gate), up))

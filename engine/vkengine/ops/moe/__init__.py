@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ...models.layout import MoeWeights
 from ...rows import Rows, Workspace
+from . import cpu, reference
 
 
 def moe(h: Tensor, w: MoeWeights, state: None, rows: Rows, ws: Workspace) -> None:
@@ -13,7 +14,7 @@ def moe(h: Tensor, w: MoeWeights, state: None, rows: Rows, ws: Workspace) -> Non
     if h.is_cuda:
         from .triton import moe as run
     elif w.packed is not None:
-        from .cpu import moe as run
+        run = cpu.moe
     else:
-        from .reference import moe as run
+        run = reference.moe
     run(h, w, state, rows, ws)

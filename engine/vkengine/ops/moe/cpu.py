@@ -30,6 +30,7 @@ class PackedMoe:
     width: int  # all experts' columns, the shared one last
     unit: int  # one expert's columns
     eps: float
+    gain: Tensor  # [H] f32, norm * sqrt(H)
     up: PackedMatrix  # rows: gates of all experts | ups of all | router and shared gate, padded
     down: PackedMatrix
     sizes: list[int]
@@ -61,14 +62,14 @@ def prepare(w: MoeWeights) -> None:
     router = torch.zeros(padded(e + 1), c.hidden_size)
     router[: e + 1] = w.router.float()
     downs = torch.cat([*w.down[:e].float().unbind(), shared_down.float()], dim=1)
-    scale = w.norm * c.hidden_size**0.5
     w.packed = PackedMoe(
         experts=e,
         top_k=c.experts_per_token,
         width=width,
         unit=unit,
         eps=c.hidden_size * c.rms_eps,
-        up=pack(torch.cat([gates, ups, router]) * scale),
+        gain=w.norm * c.hidden_size**0.5,
+        up=pack(torch.cat([gates, ups, router])),
         down=pack(downs),
         sizes=[width, width, padded(e + 1)],
     )
@@ -78,7 +79,7 @@ def moe(h: Tensor, w: MoeWeights, state: None, rows: Rows | None, ws: Workspace)
     """See reference.moe. Router ties go to the lowest id; a NaN row stays NaN with valid ids."""
     p: PackedMoe = w.packed
     count = h.shape[0]
-    y = p.up.apply(h * inverse_norm(h, p.eps))
+    y = p.up.apply((h * inverse_norm(h, p.eps)).mul_(p.gain))
     gate, up, logits = y.split(p.sizes, dim=1)
     act = torch.mul(F.silu(gate), up)
     # The shared expert's gate is the logit after the last expert's.

@@ -15,8 +15,8 @@ from torch import Tensor
 def inverse_norm(x: Tensor, eps: float) -> Tensor:
     """``rsqrt(sum(x^2) + eps)`` over the last dimension, kept as size 1.
 
-    ``rms_norm(x) = x * inverse_norm(x, size * eps) * sqrt(size) * gain``; callers fold the last
-    two factors into the matrix that follows.
+    ``rms_norm(x) = x * inverse_norm(x, size * eps) * sqrt(size) * gain``; callers keep the last
+    two factors as one vector.
     """
     return torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().add_(eps).rsqrt_()
 
