@@ -54,6 +54,10 @@ def test_a_sealed_run_verifies(sealed: Path) -> None:
     assert found.not_proven == NOT_PROVEN
     manifest = read_manifest(sealed)
     assert found.root == manifest.root
+    assert found.run_id == manifest.run_id == "20261130T220000Z-unit-1a2b3c4d"
+    assert manifest.sealed_utc == NOW
+    assert manifest.schema_version == 1
+    assert type(manifest).model_fields["schema_version"].default == 1
     assert set(manifest.files) == {
         "run.json",
         "requests.jsonl.zst",
@@ -65,6 +69,14 @@ def test_a_sealed_run_verifies(sealed: Path) -> None:
     assert found.files == 6
     assert found.bytes == sum((sealed / name).stat().st_size for name in manifest.files)
     found.require()
+
+
+def test_a_seal_bears_its_time(tmp_path: Path) -> None:
+    from datetime import UTC, datetime
+
+    sealed_utc = seal(write_run(tmp_path / "run", make_records())).sealed_utc
+    age = datetime.now(UTC) - datetime.fromisoformat(sealed_utc)
+    assert 0 <= age.total_seconds() < 60
 
 
 def test_the_same_records_give_the_same_root(tmp_path: Path) -> None:
@@ -96,8 +108,12 @@ def test_g4_an_edited_rate_is_named_by_its_field(sealed: Path) -> None:
     assert (METRICS_FILE, "cells[0].decode_tok_s") in [(p.file, p.field) for p in problems]
     with pytest.raises(BundleBroken, match=r"cells\[0\]\.decode_tok_s is .*, the records give"):
         load_checked(sealed)
-    with pytest.raises(BundleBroken, match=METRICS_FILE):
+    with pytest.raises(BundleBroken, match=r"^metrics\.json: has \d+ bytes, \d+ were sealed$"):
         verify(sealed).require()
+    fields = [p for p in problems if p.field is not None]
+    only_fields = verify(sealed).model_copy(update={"problems": tuple(fields)})
+    with pytest.raises(BundleBroken, match=r"^metrics\.json: cells\[0\]\.decode_tok_s: is "):
+        only_fields.require()
 
 
 def test_numbers_resealed_by_a_forger_still_disagree_with_the_records(sealed: Path) -> None:
@@ -134,6 +150,9 @@ def test_an_unsealed_run_says_so(tmp_path: Path) -> None:
     problems = verify(run).problems
     assert problems[0].file == MANIFEST_FILE
     assert "is not sealed" in problems[0].message
+    found = verify(run)
+    assert (found.run_id, found.root, found.files, found.bytes) == (None, None, 0, 0)
+    assert not found.ok
     with pytest.raises(BundleBroken, match="is not sealed"):
         verify(run).require()
 
@@ -225,6 +244,7 @@ def test_differences_name_the_leaf() -> None:
     assert list(differences({"x": 1}, {"x": True})) == ["x is 1, the records give True"]
     assert list(differences({"x": "1"}, {"x": 1})) == ["x is '1', the records give 1"]
     assert list(differences({"x": {}}, {"x": []})) == ["x is {}, the records give []"]
+    assert list(differences({"x": "a"}, {"x": "b"})) == ["x is 'a', the records give 'b'"]
     assert list(differences({"x": None}, {"x": 0})) == ["x is None, the records give 0"]
 
 
