@@ -69,7 +69,14 @@ def builds(catalogue: Catalogue, *, base: str | None, pinned: bool) -> Iterator[
         )
 
 
-def build(client: DockerClient, what: Build, *, extra: dict[str, str], cache: bool) -> str:
+def build(
+    client: DockerClient,
+    what: Build,
+    *,
+    extra: dict[str, str],
+    cache: bool = True,
+    network: str | None = None,
+) -> str:
     """Build one image and give it its tags; returns its id. Errors: `EnvironmentMissing`."""
     arguments = what.arguments | extra
     try:
@@ -79,6 +86,7 @@ def build(client: DockerClient, what: Build, *, extra: dict[str, str], cache: bo
             tag=what.tag,
             buildargs=arguments,
             nocache=not cache,
+            network_mode=network,
             rm=True,
             forcerm=True,
         )
@@ -115,6 +123,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--pinned", action="store_true", help="refuse a base without a digest")
     parser.add_argument("--pip-arguments", default="", help="for pip inside, such as an index")
     parser.add_argument("--stock-kernels", help="packages of the stock image; empty for a CPU")
+    parser.add_argument("--network", help="of the build's commands, such as `host`")
     parser.add_argument("--no-cache", action="store_true")
     parser.add_argument("--list", action="store_true", help="say what would be built")
     given = parser.parse_args(arguments)
@@ -131,7 +140,9 @@ def main(arguments: Sequence[str]) -> int:
             extra["STOCK_KERNELS"] = given.stock_kernels
         for what in chosen:
             sys.stderr.write(f"building {what.tag}\n")
-            digest = build(client, what, extra=extra, cache=not given.no_cache)
+            digest = build(
+                client, what, extra=extra, cache=not given.no_cache, network=given.network
+            )
             sys.stdout.write(f"{what.tag} {digest}\n")
     except FinalbenchError as error:
         sys.stderr.write(f"error: {error}\n")

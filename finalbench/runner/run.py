@@ -63,6 +63,8 @@ def execute(scenario: Scenario, options: Options, progress: Progress) -> Outcome
     environment = dict(options.environment)
     if options.containers is not None:
         environment["FINALBENCH_RUNTIME"] = "container"  # never continued in another runtime
+        for name in options.containers.sweep():
+            progress.note(f"removed {name}, left by a run that was killed")
         arms = [name for name in scenario.arms if name not in options.endpoints]
         options.containers.prepare(arms, progress.phase)
     provenance = collect(environment, device=device)

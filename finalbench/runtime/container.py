@@ -13,6 +13,7 @@ from typing import Any
 from docker import DockerClient
 
 from finalbench.arms import Settings, bare_command, model_argument, serve_command
+from finalbench.errors import EnvironmentMissing
 from finalbench.runtime import container_gpu
 from finalbench.runtime.container_engine import (
     ENGINE_ERRORS,
@@ -28,6 +29,7 @@ from finalbench.runtime.container_images import (
     catalogue_file,
     load_catalogue,
     local_image,
+    reason_of,
 )
 from finalbench.runtime.container_launch import HOST, INSIDE_PORT, Launch, inside_path, launch
 from finalbench.runtime.container_server import ContainerServer
@@ -66,14 +68,19 @@ class ContainerRuntime:
         """`Docker 28.2`."""
         return engine_name(self.client)
 
+    def sweep(self) -> list[str]:
+        """Remove what killed runs left; returns names. Errors: `EnvironmentMissing`."""
+        try:
+            return sweep_orphans(self.client)
+        except ENGINE_ERRORS as error:
+            raise EnvironmentMissing(f"the container engine fails: {reason_of(error)}") from error
+
     def prepare(self, arms: Iterable[str], report: Callable[[str], None]) -> None:
-        """Sweep what killed runs left, and have every image here before anything is timed.
+        """Have every image here before anything is timed.
 
         Errors: `EnvironmentMissing` with the reason of a failed pull; `UsageError` when an image
         must be pinned and has no digest.
         """
-        for name in sweep_orphans(self.client):
-            report(f"removed {name}, left by a run that was killed")
         for arm in arms:
             spec = self.catalogue.server(arm)
             name = spec.pinned() if self.pinned else spec.image

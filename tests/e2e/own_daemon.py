@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import yaml
 from docker import DockerClient
 
@@ -63,11 +64,12 @@ def running_daemon(*flags: str) -> Iterator[Daemon]:
         client = _answering(url, process, root / "log")
         _import_image(client)
         yield Daemon(url, client, root, process)
-        for container in client.containers.list(all=True, ignore_removed=True):
-            container.remove(force=True, v=True)
+        if process.poll() is None:  # a test may have killed it
+            for container in client.containers.list(all=True, ignore_removed=True):
+                container.remove(force=True, v=True)
         client.close()
     finally:
-        _end(process)
+        _end(process, root)
         for line in Path("/proc/self/mounts").read_text().splitlines():
             if (place := line.split()[1]).startswith(f"{root}/"):
                 subprocess.run(["umount", "-l", place], check=False)
@@ -133,10 +135,15 @@ def _import_image(client: DockerClient) -> None:
     client.api.import_image_from_data(data.getvalue(), repository=repository, tag=tag)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], root: Path) -> None:
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(30)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait(10)
+    for child in psutil.process_iter(["cmdline"]):
+        # Shims outlive a daemon that was killed.
+        if any(str(root) in word for word in child.info["cmdline"] or []):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
