@@ -176,6 +176,24 @@ def test_unseal_leaves_the_records(sealed: Path) -> None:
     assert verify(sealed).ok
 
 
+def test_a_manifest_has_one_form(sealed: Path) -> None:
+    """The same content written otherwise is not what was sealed."""
+    path = sealed / MANIFEST_FILE
+    data = path.read_bytes()
+    assert data.startswith(b'{\n "files": {\n  "logs/vk.log": {\n')
+    assert data.endswith(b"}\n")
+    document = json.loads(data)
+    for text in (
+        json.dumps(document),
+        json.dumps(dict(reversed(document.items())), indent=1) + "\n",
+        data.decode() + "\n",
+    ):
+        path.write_text(text)
+        assert "bytes differ" in verify(sealed).problems[0].message
+    path.write_bytes(data)
+    assert verify(sealed).ok
+
+
 def test_links_are_refused(sealed: Path, tmp_path: Path) -> None:
     (sealed / "logs" / "outside").symlink_to(tmp_path)
     with pytest.raises(BundleBroken, match="is a link"):
@@ -202,6 +220,10 @@ def test_a_signature_names_its_key(sealed: Path, tmp_path: Path) -> None:
     assert found.ok
     assert found.signed_by == public
     document = json.loads((sealed / SIGNATURE_FILE).read_text())
+    assert (document["schema_version"], document["algorithm"]) == (1, "ed25519")
+    assert (sealed / SIGNATURE_FILE).read_bytes().startswith(b'{\n "algorithm"')
+    (sealed / SIGNATURE_FILE).write_text(json.dumps(document))
+    assert "bytes differ" in verify(sealed).problems[0].message
     other = sign(sealed, "0" * 64, tmp_path / "key.pem")
     assert other == public
     assert verify(sealed).problems[0].message == "the signature does not belong to this root"
