@@ -722,3 +722,151 @@ def test_routing_of_real_or_dense_models_is_their_own() -> None:
     facts = {**SCENARIO["model"]["facts"], "experts": 256, "experts_per_token": 8}
     real = make_records(a_run(scenario(model={**SCENARIO["model"], "facts": facts})))
     assert rules(real) == set()
+
+
+def numbers(records: RunRecords, rule: str) -> dict[str, Any]:
+    return next(v.numbers for v in found(records) if v.rule == rule)
+
+
+def message(records: RunRecords, rule: str) -> str:
+    return next(v.message for v in found(records) if v.rule == rule)
+
+
+def test_breaches_state_their_numbers() -> None:
+    first, second = VICTIM.chunks[0][0], VICTIM.chunks[1][0]
+    swapped = one(chunks=(VICTIM.chunks[1], VICTIM.chunks[0], *VICTIM.chunks[2:]))
+    assert numbers(swapped, "time_order") == {"before_ns": second, "after_ns": first}
+    name = f"request {VICTIM.request_id}: "
+    gap = second - first
+    assert message(swapped, "time_order") == f"{name}chunk 1 is {gap} ns before chunk 0"
+    late = one(scheduled_ns=VICTIM.sent_ns + 7)
+    assert message(late, "time_order") == f"{name}sent is 7 ns before scheduled"
+    early = one(done_ns=VICTIM.chunks[-1][0] - 5)
+    last = len(VICTIM.chunks) - 1
+    assert message(early, "time_order") == f"{name}done is 5 ns before chunk {last}"
+    connected = one(connect_ns=first + 3)
+    assert message(connected, "time_order") == f"{name}chunk 0 is 3 ns before connected"
+    still = one(chunks=tuple((first, n) for _, n in VICTIM.chunks))
+    assert numbers(still, "time_order") == {"events": last + 1, "span_ns": 0}
+    overlapping = one(scheduled_ns=VICTIM.sent_ns - 200 * MS, sent_ns=VICTIM.sent_ns - 200 * MS)
+    assert numbers(overlapping, "in_flight") == {"in_flight": 2, "concurrency": 1}
+    assert numbers(_dropped(1), "request_count") == {"recorded": 3, "scheduled": 4}
+    assert numbers(_small(2, 6), "few_blocks") == {"blocks": 2}
+    assert numbers(_small(3, 3), "few_requests") == {"requests": 9}
+    lost = _many(2, status="failed", error="reset by peer")
+    assert message(lost, "failures") == "2 of 16 requests failed; the first: failed: reset by peer"
+    twice = replace(
+        CLEAN,
+        requests=tuple(
+            r.model_copy(update={"request_id": "same"})
+            if r.cell_id == CELL.id and r.block < 2 and r.prompt_index == 0
+            else r
+            for r in CLEAN.requests
+        ),
+    )
+    assert numbers(twice, "request_count") == {"recorded": 2, "scheduled": 1}
+
+
+def test_a_single_event_or_an_invalid_request_may_take_no_time() -> None:
+    from finalbench.validity.clocks import check_clocks
+
+    at = 1_050 * MS
+    row = compute(CLEAN).cell(PLAIN.id)
+    whole = a_request(PLAIN, sizes=[32])
+    failed = a_request(
+        PLAIN, sizes=[16, 16], chunks=((at, 16), (at, 16)), status="failed", error="x"
+    )
+    assert list(check_clocks(PLAIN, row, [whole])) == []
+    assert list(check_clocks(PLAIN, row, [failed])) == []
+    two = a_request(PLAIN, sizes=[16, 16], chunks=((at, 16), (at, 16)))
+    assert [v.rule for v in check_clocks(PLAIN, row, [two])] == ["time_order"]
+    later = a_request(PLAIN, sizes=[16, 16], chunks=((at, 16), (at + 1, 16)))
+    assert list(check_clocks(PLAIN, row, [later])) == []
+
+
+def test_streams_that_touch_do_not_overlap() -> None:
+    from finalbench.validity.clocks import check_clocks
+
+    row = compute(CLEAN).cell(PLAIN.id)
+    one_ = a_request(PLAIN)
+    next_ = a_request(PLAIN, index=1, start_ns=one_.chunks[-1][0])
+    assert list(check_clocks(PLAIN, row, [one_, next_])) == []
+    over = a_request(PLAIN, index=1, start_ns=one_.chunks[-1][0] - 1)
+    assert [v.rule for v in check_clocks(PLAIN, row, [one_, over])] == ["in_flight"]
+    silent = one_.model_copy(update={"chunks": ()})
+    assert list(check_clocks(PLAIN, row, [silent, over])) == []
+
+
+def test_ten_requests_are_enough() -> None:
+    assert "few_requests" not in rules(_small(5, 2))
+
+
+@pytest.mark.parametrize(("accepted", "low"), [(1, False), (0, True)])
+def test_an_acceptance_length_of_1_02_is_the_least(accepted: int, low: bool) -> None:
+    spec = Spec(
+        drafts=50, draft_tokens=150, accepted_tokens=accepted, accepted_per_pos=(accepted, 0, 0)
+    )
+    slow = edit(CLEAN, lambda r: r.cell_id == CELL.id, spec=spec)
+    assert ("acceptance_low" in rules(slow)) is low
+
+
+@pytest.mark.parametrize(
+    ("spec", "tokens"),
+    [
+        (Spec(drafts=10, draft_tokens=30, accepted_tokens=30, accepted_per_pos=(10, 10, 10)), 41),
+        (Spec(drafts=10, draft_tokens=10, accepted_tokens=0, accepted_per_pos=(0, 0, 0)), 11),
+        (Spec(drafts=10, draft_tokens=30, accepted_tokens=0, accepted_per_pos=()), 11),
+        (Spec(drafts=10, draft_tokens=30, accepted_tokens=5, accepted_per_pos=(5,)), 16),
+        (Spec(drafts=10, draft_tokens=30, accepted_tokens=9, accepted_per_pos=(3, 3, 3)), 20),
+    ],
+)
+def test_draft_identities_at_their_edges(spec: Spec, tokens: int) -> None:
+    assert list(spec_faults(CELL, spec, tokens)) == []
+    assert list(spec_faults(CELL, spec, tokens + 1))
+    assert list(spec_faults(CELL, spec, tokens - 3)) == []
+    assert list(spec_faults(CELL, spec, tokens - 4))
+
+
+def test_the_clients_headroom_is_inclusive() -> None:
+    from finalbench.validity.machine import check_client, chunks_per_s
+
+    requests = [a_request(PLAIN)]
+    rate = chunks_per_s(PLAIN, requests)
+    assert rate is not None
+    enough = a_ceiling(chunks_per_s=3.0 * rate)
+    assert list(check_client(PLAIN, requests, [enough])) == []
+    below = a_ceiling(chunks_per_s=2.999 * rate)
+    broken = list(check_client(PLAIN, requests, [below]))
+    assert [v.rule for v in broken] == ["client_bound"]
+    other = a_ceiling(streams=9, chunks_per_s=1.0)
+    assert list(check_client(PLAIN, requests, [other, enough])) == []
+    unread = list(check_client(PLAIN, requests, [a_ceiling(chunks_per_s=None, reason="no toy")]))
+    assert unread[0].message == "ceiling of the client: no toy"
+    unsaid = list(check_client(PLAIN, requests, [a_ceiling(chunks_per_s=None)]))
+    assert unsaid[0].message == "ceiling of the client: it was not measured"
+    assert list(check_client(PLAIN, [], [])) == []
+
+
+def test_clock_bounds_are_inclusive() -> None:
+    edge = on_gpu(lambda arm, i: 2_000.0 if i % 4 else 1_900.0)
+    assert rules(edge) == set()
+    past = on_gpu(lambda arm, i: 2_000.0 if i % 4 else 1_899.0)
+    assert rules(past) == {"clock_unsteady"}
+    assert numbers(past, "clock_unsteady")["spread"] == pytest.approx(0.0505)
+    apart = on_gpu(lambda arm, i: 2_000.0 if arm == "vk" else 2_021.0)
+    assert numbers(apart, "clock_confounded") == {"low_mhz": 2_000.0, "high_mhz": 2_021.0}
+
+
+def test_prefix_hits_are_counted_from_nothing_when_unread_before() -> None:
+    hit = servers(
+        lambda s: {"counters_before": None, "counters_after": {"vk:prefix_cache_hits_total": 2.0}}
+    )
+    assert numbers(hit, "warm_prefix") == {"hits": 2.0}
+    none = servers(
+        lambda s: {"counters_before": None, "counters_after": {"vk:prefix_cache_hits_total": 0.0}}
+    )
+    assert "warm_prefix" not in rules(none)
+    unread = servers(
+        lambda s: {"counters_before": {"vk:prefix_cache_hits_total": 2.0}, "counters_after": None}
+    )
+    assert "warm_prefix" not in rules(unread)
