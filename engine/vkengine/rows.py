@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,6 +44,7 @@ class Workspace:
 
     device: torch.device
     buffers: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
+    views: dict[tuple[int, ...], Any] = field(default_factory=dict)  # views of buffers, by op
 
     def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
         """The buffer of that name, shape and dtype; zeros when new, else its last content."""

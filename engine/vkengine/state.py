@@ -14,7 +14,8 @@ Slot ``max_sequences`` is the null slot, which padded rows use.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +38,7 @@ class GdnState:
     ring_u: Tensor  # [S+1, 16, Hv, dv] f32
     ring_g: Tensor  # [S+1, 16, Hv] f32
     folded: Tensor  # [S+1] i32, shared by all layers; the step moves it after the last layer
+    views: dict[int, Any] = field(default_factory=dict)  # what the CPU path made of a slot
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .models.layout import ModelWeights
-from .models.qwen3_5 import logits_of, mark_folded, trunk
+from .models.qwen3_5 import Plan, logits_of, make_plan, mark_folded, trunk
 from .rows import Rows, Workspace
 from .sampler import Sampler, synthetic_acceptance
 from .state import State
@@ -30,6 +30,10 @@ class Model:
     weights: ModelWeights
     state: State
     ws: Workspace
+    plan: Plan = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.plan = make_plan(self.weights, self.state)
 
 
 @dataclass(slots=True)
@@ -57,7 +61,7 @@ class Verdict:
 
 def verify(model: Model, tokens: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     """``tokens [R] i64`` -> (hidden [R, H], logits [R, V]); advances the stored state's fold."""
-    h = trunk(model.weights, model.state, tokens, rows, model.ws)
+    h = trunk(model.plan, model.weights.embed, tokens, rows, model.ws)
     mark_folded(model.state, rows, CPU_FOLD if h.device.type == "cpu" else 1)
     return logits_of(h, model.weights)
 

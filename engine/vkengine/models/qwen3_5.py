@@ -2,45 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ..ops.attention import attention
+from ..ops.attention import cpu as attention_cpu
 from ..ops.embed import embed
+from ..ops.gdn import cpu as gdn_cpu
 from ..ops.gdn import gdn
 from ..ops.head import head
+from ..ops.mlp import cpu as mlp_cpu
 from ..ops.mlp import mlp
+from ..ops.moe import cpu as moe_cpu
 from ..ops.moe import moe
 from ..rows import Rows, Workspace
-from ..state import AttentionState, State
-from .layout import GdnWeights, LayerWeights, ModelWeights, MoeWeights
+from ..state import State
+from .layout import AttentionWeights, GdnWeights, MlpWeights, ModelWeights, MoeWeights
 
 
-def feed_forward(h: Tensor, layer: LayerWeights, rows: Rows, ws: Workspace) -> None:
-    """``h += ffn(norm(h))`` of either kind; h [R, H] f32."""
-    if isinstance(layer.ffn, MoeWeights):
-        moe(h, layer.ffn, None, rows, ws)
-    else:
-        mlp(h, layer.ffn, None, rows, ws)
+Block = Callable[[Tensor, Any, Any, Rows, Workspace], None]
+#: One block after another: the op, its weights, its state (None for feed-forward).
+Plan = list[tuple[Block, Any, Any]]
 
 
-def trunk(
-    weights: ModelWeights, state: State, tokens: Tensor, rows: Rows, ws: Workspace
-) -> Tensor:
+def make_plan(weights: ModelWeights, state: State) -> Plan:
+    """The blocks of all layers in order, each with the op that this device and packing take."""
+    plan: Plan = []
+    for layer, layer_state in zip(weights.layers, state.layers, strict=True):
+        for part, part_state in ((layer.mixer, layer_state), (layer.ffn, None)):
+            if part.packed is not None:
+                plan.append((_PACKED[type(part)], part, part_state))
+            else:
+                plan.append((_BLOCKS[type(part)], part, part_state))
+    return plan
+
+
+_BLOCKS: dict[type, Block] = {
+    GdnWeights: gdn,
+    AttentionWeights: attention,
+    MoeWeights: moe,
+    MlpWeights: mlp,
+}
+_PACKED: dict[type, Block] = {
+    GdnWeights: gdn_cpu.gdn,
+    AttentionWeights: attention_cpu.attention,
+    MoeWeights: moe_cpu.moe,
+    MlpWeights: mlp_cpu.mlp,
+}
+
+
+def trunk(plan: Plan, embedding: Tensor, tokens: Tensor, rows: Rows, ws: Workspace) -> Tensor:
     """All layers over ``tokens [R] i64``; returns the residual stream [R, H] before the norm.
 
     Recurrent layers fold what lies below each sequence's ``pos0`` into their state; the caller
     then moves ``state.folded`` (:func:`mark_folded`).
     """
-    h = embed(tokens, weights.embed)
-    for layer, layer_state in zip(weights.layers, state.layers, strict=True):
-        if isinstance(layer.mixer, GdnWeights):
-            assert not isinstance(layer_state, AttentionState)
-            gdn(h, layer.mixer, layer_state, rows, ws)
-        else:
-            assert isinstance(layer_state, AttentionState)
-            attention(h, layer.mixer, layer_state, rows, ws)
-        feed_forward(h, layer, rows, ws)
+    h = embed(tokens, embedding)
+    for block, weights, state in plan:
+        block(h, weights, state, rows, ws)
     return h
 
 

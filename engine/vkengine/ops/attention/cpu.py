@@ -94,7 +94,7 @@ def rotation_table(w: AttentionWeights) -> Tensor:
 def project(h: Tensor, p: PackedAttention, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """``h [R, H]``, turns ``[R, 1, D/2]`` -> (q|k [R, nh+nkv, D] rotated, gate, v [R, nkv*D])."""
     y = p.w_in.apply((h * inverse_norm(h, p.eps_in)).mul_(p.gain_in))
-    qk, gate, v = y.split(p.sizes, dim=1)
+    qk, gate, v = y.split_with_sizes(p.sizes, 1)
     qk = qk.view(-1, p.heads + p.kv_heads, p.dim)
     qk = (qk * inverse_norm(qk, p.eps_head)).mul_(p.gains)
     torch.view_as_complex(qk.view(-1, p.heads + p.kv_heads, p.dim // 2, 2)).mul_(turns)

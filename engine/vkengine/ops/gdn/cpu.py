@@ -18,7 +18,7 @@ epsilon, which is multiplied by dk instead.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -63,7 +63,6 @@ class PackedGdn:
     w_out: PackedMatrix
     sizes: list[int]
     tables: Tables
-    views: dict[tuple[int, ...], tuple[Tensor, ...]] = field(default_factory=dict)
 
 
 def make_tables() -> Tables:
@@ -121,7 +120,7 @@ def prepare(w: GdnWeights) -> None:
 def project(h: Tensor, p: PackedGdn) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """qkv [R, C], z [R, Hv*dv], beta [R, pad], log decay [R, pad]."""
     y = p.w_in.apply((h * inverse_norm(h, p.eps_in)).mul_(p.gain_in))
-    qkv, z, b, a = y.split(p.sizes, dim=1)
+    qkv, z, b, a = y.split_with_sizes(p.sizes, 1)
     return qkv, z, torch.sigmoid(b), F.softplus(a.add_(p.dt_bias)).mul_(p.rate)
 
 
@@ -138,10 +137,11 @@ def split_heads(y: Tensor, p: PackedGdn) -> tuple[Tensor, Tensor, Tensor]:
     """``y [M, C]`` -> q, k [M, Hk, dk] of unit length and v [M, Hv, dv]."""
     m = y.shape[0]
     keys = 2 * p.key_heads
-    qk, v = y.split([keys * p.dk, p.heads * p.dv], dim=1)
+    qk, v = y.split_with_sizes((keys * p.dk, p.heads * p.dv), 1)
     qk = qk.view(m, keys, p.dk)
     qk = qk * inverse_norm(qk, _L2_EPS)
-    return qk[:, : p.key_heads], qk[:, p.key_heads :], v.view(m, p.heads, p.dv)
+    q, k = qk.chunk(2, 1)
+    return q, k, v.view(m, p.heads, p.dv)
 
 
 def finish(o: Tensor, z: Tensor, h: Tensor, p: PackedGdn) -> None:
@@ -167,51 +167,150 @@ def fold(s: Tensor, keys: Tensor, updates: Tensor, decay: Tensor, heads: int) ->
     return torch.baddbmm(s * whole, k.permute(1, 2, 0), updates.transpose(0, 1))
 
 
+@dataclass(slots=True)
+class Half:
+    """Views of one block's half of a slot's rings."""
+
+    ring: tuple[Tensor, Tensor, Tensor]  # keys [8, Hk, dk], updates [8, Hv, dv], decay [8, Hv]
+    keys: Tensor  # [Hk, 1, 8, dk]
+    past: Tensor  # [Hv, 8, dv]
+    decay: Tensor  # [Hv, 1, 8]
+    updates: tuple[Tensor, ...]  # eight of [Hv, dv]
+
+
+@dataclass(slots=True)
+class Slot:
+    """Views of one slot of one layer's state, made once: slicing costs as much as arithmetic."""
+
+    conv: Tensor
+    s: Tensor
+    ring_k: Tensor
+    ring_g: Tensor
+    halves: tuple[Half, Half]
+
+
+def _slot(state: GdnState, slot: int) -> Slot:
+    found = state.views.get(slot)
+    if found is None:
+        halves = []
+        for start in (0, BLOCK):
+            span = slice(start, start + BLOCK)
+            k, u, g = (r[slot, span] for r in (state.ring_k, state.ring_u, state.ring_g))
+            halves.append(
+                Half(
+                    ring=(k, u, g),
+                    keys=k.transpose(0, 1).unsqueeze(1),
+                    past=u.transpose(0, 1),
+                    decay=g.t().unsqueeze(1),
+                    updates=u.unbind(0),
+                )
+            )
+        found = Slot(
+            state.conv[slot], state.S[slot], state.ring_k[slot], state.ring_g[slot],
+            (halves[0], halves[1]),
+        )  # fmt: skip
+        state.views[slot] = found
+    return found
+
+
+@dataclass(slots=True)
+class Scratch:
+    """Buffers of one block and their views for rows ``first..first+m-1``."""
+
+    x: Tensor  # [Hv, 16, dk]: the block's keys, then queries
+    x_keys: Tensor  # [Hk, rep, 8, dk]
+    x_queries: Tensor  # [Hk, rep, m, dk]
+    keys_t: Tensor  # [Hv, dk, 8]
+    read: Tensor  # [Hv, 16, dv]: S^T k, then S^T q
+    read_halves: Tensor  # [Hv, 2, 8, dv]
+    read_keys: Tensor  # [Hv, m, dv]
+    read_queries: Tensor  # [Hv, 8, dv]
+    dots: Tensor  # [Hv, 16, 8]
+    dots_halves: Tensor  # [Hv, 2, 8, 8]
+    dots_keys: Tensor  # [Hv, m, 8]
+    dots_queries: Tensor  # [Hv, 8, 8]
+    gates: Tensor  # [Hv, 9, 8]
+    decay: Tensor  # [Hv, 9, 8]
+    between: Tensor  # [Hv, 1, 8, 8]: decay from column to row
+    start: Tensor  # [Hv, 1, 8, 1]
+    rest: Tensor  # [Hv, m, dv]
+    rest_rows: tuple[Tensor, ...]  # m of [Hv, dv]
+    mix: Tensor  # [Hv, m, 8]
+    mix_rows: tuple[Tensor, ...]  # m of [Hv, 1, 8]
+    done: Tensor  # [Hv, 1, dv]
+    done_row: Tensor  # [Hv, dv]
+    out: Tensor  # [Hv, 8, dv]
+    out_rows: Tensor  # [m, Hv, dv]
+
+
+def _scratch(p: PackedGdn, first: int, m: int, ws: Workspace) -> Scratch:
+    key = (p.key_heads, p.heads, p.dk, p.dv, first, m)
+    found = ws.views.get(key)
+    if found is None:
+        hv, hk, dk, dv, last = p.heads, p.key_heads, p.dk, p.dv, first + m
+        x = ws.get("gdn.x", (hk, hv // hk, 2 * BLOCK, dk))
+        read = ws.get("gdn.read", (hv, 2 * BLOCK, dv))
+        dots = ws.get("gdn.dots", (hv, 2 * BLOCK, BLOCK))
+        decay = ws.get("gdn.decay", (hv, BLOCK + 1, BLOCK))
+        rest, mix = ws.get("gdn.rest", (hv, m, dv)), ws.get("gdn.mix", (hv, m, BLOCK))
+        done, out = ws.get("gdn.done", (hv, 1, dv)), ws.get("gdn.out", (hv, BLOCK, dv))
+        flat = x.view(hv, 2 * BLOCK, dk)
+        read4, dots4 = read.view(hv, 2, BLOCK, dv), dots.view(hv, 2, BLOCK, BLOCK)
+        found = Scratch(
+            x=flat,
+            x_keys=x[:, :, :BLOCK],
+            x_queries=x[:, :, BLOCK + first : BLOCK + last],
+            keys_t=flat[:, :BLOCK].transpose(1, 2),
+            read=read,
+            read_halves=read4,
+            read_keys=read4[:, 0, first:last],
+            read_queries=read4[:, 1],
+            dots=dots,
+            dots_halves=dots4,
+            dots_keys=dots4[:, 0, first:last],
+            dots_queries=dots4[:, 1],
+            gates=ws.get("gdn.gates", (hv, BLOCK + 1, BLOCK)),
+            decay=decay,
+            between=decay[:, 1:].transpose(1, 2).unsqueeze(1),
+            start=decay[:, 0].view(hv, 1, BLOCK, 1),
+            rest=rest,
+            rest_rows=rest.unbind(1),
+            mix=mix,
+            mix_rows=mix.split(1, dim=1),
+            done=done,
+            done_row=done[:, 0],
+            out=out,
+            out_rows=out[:, first:last].transpose(0, 1),
+        )
+        ws.views[key] = found
+    return found
+
+
 def _block(
-    q: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    s: Tensor,
-    views: tuple[Tensor, ...],
-    first: int,
-    p: PackedGdn,
-    ws: Workspace,
+    q: Tensor, v: Tensor, beta: Tensor, s: Tensor, half: Half, first: int, t: Tables, b: Scratch
 ) -> Tensor:
     """Rows ``first..first+m-1`` of one block, whose keys and decays are already in the ring.
 
-    ``views``: the ring halves (keys [8, Hk, dk], updates [8, Hv, dv], decay [8, Hv]).
-    Writes the new update vectors into the ring; returns the outputs [m, Hv, dv].
+    q [m, Hk, dk], v [m, Hv, dv], beta [m, Hv], s [Hv, dk, dv] at the block's start. Writes the new
+    update vectors into the ring; returns the outputs [m, Hv, dv] (in scratch).
     """
-    m = q.shape[0]
-    hv, hk, dk = p.heads, p.key_heads, p.dk
-    ring_k, ring_u, ring_g = views
-    t = p.tables
-    last = first + m
-    x = ws.get("gdn.x", (hk, hv // hk, 2 * BLOCK, dk))
-    x[:, :, :BLOCK].copy_(ring_k.transpose(0, 1).unsqueeze(1))
-    x[:, :, BLOCK + first : BLOCK + last].copy_(q.transpose(0, 1).unsqueeze(1))
-    x = x.view(hv, 2 * BLOCK, dk)
-    rs = torch.bmm(x, s)  # [Hv, 16, dv]: S^T k, then S^T q
-    dots = torch.bmm(x, x[:, :BLOCK].transpose(1, 2)).view(hv, 2, BLOCK, BLOCK)
+    b.x_keys.copy_(half.keys)
+    b.x_queries.copy_(q.transpose(0, 1).unsqueeze(1))
+    torch.bmm(b.x, s, out=b.read)
+    torch.bmm(b.x, b.keys_t, out=b.dots)
     # decay[h, j, i] = product of g over (j-1, i]; entry 0 is the block's start
-    decay = torch.where(t.later, ring_g.t().unsqueeze(1), t.ones).cumprod(-1)
-    dots.mul_(decay[:, 1:].transpose(1, 2).unsqueeze(1)).mul_(t.causal)
-    start = decay[:, 0].unsqueeze(-1)  # [Hv, 8, 1]
-    rs = rs.view(hv, 2, BLOCK, p.dv).mul_(start.unsqueeze(1))
+    torch.where(t.later, half.decay, t.ones, out=b.gates)
+    torch.cumprod(b.gates, -1, out=b.decay)
+    b.dots_halves.mul_(b.between).mul_(t.causal)
+    b.read_halves.mul_(b.start)
     gain = beta.t().unsqueeze(-1)  # [Hv, m, 1]
-    rest = (v.transpose(0, 1) - rs[:, 0, first:last]).mul_(gain)  # [Hv, m, dv]
-    mix = dots[:, 0, first:last].mul(gain)  # [Hv, m, 8]
-    past = ring_u.transpose(0, 1)  # [Hv, 8, dv]
-    for j in range(m):
-        done = torch.bmm(mix[:, j : j + 1], past)
-        torch.sub(rest[:, j], done[:, 0], out=ring_u[first + j])
-    out = torch.baddbmm(rs[:, 1], dots[:, 1], past)
-    return out[:, first:last].transpose(0, 1)
-
-
-def _ring_views(state: GdnState, slot: int, half: int) -> tuple[Tensor, ...]:
-    span = slice(half * BLOCK, half * BLOCK + BLOCK)
-    return state.ring_k[slot, span], state.ring_u[slot, span], state.ring_g[slot, span]
+    torch.sub(v.transpose(0, 1), b.read_keys, out=b.rest).mul_(gain)
+    torch.mul(b.dots_keys, gain, out=b.mix)
+    for j, row in enumerate(b.mix_rows):
+        torch.bmm(row, half.past, out=b.done)
+        torch.sub(b.rest_rows[j], b.done_row, out=half.updates[first + j])
+    torch.baddbmm(b.read_queries, b.dots_queries, half.past, out=b.out)
+    return b.out_rows
 
 
 def gdn(h: Tensor, w: GdnWeights, state: GdnState, rows: Rows, ws: Workspace) -> None:
@@ -223,35 +322,43 @@ def gdn(h: Tensor, w: GdnWeights, state: GdnState, rows: Rows, ws: Workspace) ->
     m = rows.m
     qkv, z, beta, rate = project(h, p)
     decay = torch.exp(rate)
+    if p.heads != decay.shape[1]:
+        beta, decay = beta[:, : p.heads], decay[:, : p.heads]
     t = p.tables
     folded = state.folded.tolist()
     out = torch.empty(h.shape[0], p.heads, p.dv)
-    for b, (slot, pos0) in enumerate(rows.pairs):
-        begin, end = b * m, b * m + m
+    pairs = rows.pairs
+    for b, (slot, pos0) in enumerate(pairs):
+        views = _slot(state, slot)
         # First of all: the new rows may overwrite ring entries that are yet to be folded.
-        s = state.S[slot]
+        s = views.s
         for start in range(folded[slot], pos0 & ~BLOCK_MASK, BLOCK):
-            s.copy_(fold(s, *_ring_views(state, slot, start >> 3 & 1), p.heads))
-        conv = state.conv[slot]
-        window = torch.cat((conv[t.windows[pos0 & RING_MASK]], qkv[begin:end]))
+            s.copy_(fold(s, *views.halves[start >> 3 & 1].ring, p.heads))
+        own = (qkv, beta, decay, out)
+        if len(pairs) > 1:
+            own = tuple(x[b * m : b * m + m] for x in own)
+        own_qkv, own_beta, own_decay, own_out = own
+        recent = views.conv.index_select(0, t.windows[pos0 & RING_MASK])
         span = t.spans[pos0 & RING_MASK][m]
-        conv.index_copy_(0, span, window[3:])
-        q, k, v = split_heads(convolve(window, p), p)
-        state.ring_k[slot].index_copy_(0, span, k)
-        state.ring_g[slot].index_copy_(0, span, decay[begin:end, : p.heads])
-        gate = beta[begin:end, : p.heads]
+        views.conv.index_copy_(0, span, own_qkv)
+        q, k, v = split_heads(convolve(torch.cat((recent, own_qkv)), p), p)
+        views.ring_k.index_copy_(0, span, k)
+        views.ring_g.index_copy_(0, span, own_decay)
+        first = pos0 & BLOCK_MASK
+        half = pos0 >> 3 & 1
+        count = min(m, BLOCK - first)
+        if count == m:
+            scratch = _scratch(p, first, m, ws)
+            own_out.copy_(_block(q, v, own_beta, s, views.halves[half], first, t, scratch))
+            continue
         done = 0
         while done < m:
-            at = pos0 + done
-            block = at & ~BLOCK_MASK
-            views = _ring_views(state, slot, block >> 3 & 1)
-            count = min(m - done, block + BLOCK - at)
-            if done:
-                s = fold(s, *_ring_views(state, slot, (block >> 3 & 1) ^ 1), p.heads)
-            last = done + count
-            block_rows = _block(
-                q[done:last], v[done:last], gate[done:last], s, views, at - block, p, ws
-            )
-            out[begin + done : begin + last].copy_(block_rows)
-            done = last
+            rest = slice(done, done + count)
+            scratch = _scratch(p, first, count, ws)
+            live = views.halves[half]
+            own_out[rest].copy_(_block(q[rest], v[rest], own_beta[rest], s, live, first, t, scratch))
+            done += count
+            if done < m:
+                s = fold(s, *live.ring, p.heads)
+                first, half, count = 0, half ^ 1, min(m - done, BLOCK)
     finish(out, z, h, p)

@@ -36,5 +36,5 @@ def mlp(h: Tensor, w: MlpWeights, state: None, rows: Rows | None, ws: Workspace)
     """See reference.mlp."""
     p: PackedMlp = w.packed
     y = p.gate_up.apply((h * inverse_norm(h, p.eps)).mul_(p.gain))
-    gate, up = y.split(p.size, dim=1)
+    gate, up = y.chunk(2, 1)
     h += p.down.apply(torch.mul(F.silu(gate), up))

@@ -80,7 +80,7 @@ def moe(h: Tensor, w: MoeWeights, state: None, rows: Rows | None, ws: Workspace)
     p: PackedMoe = w.packed
     count = h.shape[0]
     y = p.up.apply((h * inverse_norm(h, p.eps)).mul_(p.gain))
-    gate, up, logits = y.split(p.sizes, dim=1)
+    gate, up, logits = y.split_with_sizes(p.sizes, 1)
     act = torch.mul(F.silu(gate), up)
     # The shared expert's gate is the logit after the last expert's.
     shares = torch.sigmoid(logits)
