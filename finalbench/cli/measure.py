@@ -141,11 +141,10 @@ def run(
         fresh=fresh,
         endpoints=endpoints,
         containers=containers,
+        runtime_note=f"runtime: {why}" if runtime == "auto" and not quiet else None,
         command=tuple(scrub_command(["finalbench", *sys.argv[1:]], secret_values(environment()))),
     )
     with shown(quiet=quiet, bar=not no_progress) as progress:
-        if runtime == "auto":
-            progress.note(f"runtime: {why}")
         outcome = execute(resolved, options, progress)
         progress.phase("metrics and report")
         finished = finish(outcome.path)

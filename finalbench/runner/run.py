@@ -36,6 +36,7 @@ class Options:
     endpoints: Mapping[str, str] = field(default_factory=dict)
     containers: ContainerRuntime | None = None  # None: servers are child processes
     command: tuple[str, ...] = ()
+    runtime_note: str | None = None  # told once nothing is left that could be refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,8 @@ def _execute(
     path = opened.writer.path
     total = sum(c.requests for c in opened.run.plan.cells) * len(opened.run.plan.blocks)
     progress.begin(total=total, done=ledger.count())
+    if options.runtime_note is not None:
+        progress.note(options.runtime_note)
     if opened.resumed:
         progress.note(f"resuming {path.name}: {ledger.count()} of {total} requests are on disk")
     bare = opened.run.bare_loop

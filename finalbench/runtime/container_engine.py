@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import docker
 import psutil
 import requests
 from docker import DockerClient
+from docker.context import ContextAPI
 from docker.errors import DockerException, NotFound
 from docker.models.containers import Container
 
@@ -38,6 +40,7 @@ def connect(environment: Mapping[str, str]) -> DockerClient:
     first: Exception | None = None
     for place in places:
         try:
+            _knock(place)
             client = docker.from_env(environment=dict(place), timeout=_TIMEOUT_S)
         except ENGINE_ERRORS as error:
             first = first or error
@@ -63,6 +66,17 @@ def _places(environment: Mapping[str, str]) -> list[Mapping[str, str]]:
         sockets.append(Path(folder) / "podman" / "podman.sock")
     podman = [dict(environment) | {"DOCKER_HOST": f"unix://{s}"} for s in sockets if s.exists()]
     return [environment, *podman]
+
+
+def _knock(environment: Mapping[str, str]) -> None:
+    """Errors: `OSError` when nobody listens on the socket; the SDK would leave its own one open."""
+    host = environment.get("DOCKER_HOST")
+    if host is None:
+        context = ContextAPI.get_current_context()
+        host = context.Host if context is not None else None
+    if host is not None and host.startswith("unix://"):
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(host.removeprefix("unix://"))
 
 
 def _why(error: Exception | None) -> str:
