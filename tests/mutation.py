@@ -1,6 +1,6 @@
 """Change the judging modules one small thing at a time; the tests must notice each change.
 
-    python tests/mutation.py [--sample N] [--module PART] [--jobs N] [--list]
+    python tests/mutation.py [--sample N] [--module PART] [--jobs N] [--again OUTPUT] [--list]
 
 Each mutant runs in a fork of one warm process, in which the changed source stands in for the real
 one. Prints survivors, and a table for docs/methodology.md; exit 1 when a survivor is not known to
@@ -156,6 +156,10 @@ class Changer(ast.NodeTransformer):
             node.value = self.visit(node.value)
         return node
 
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        node.body = [self.visit(part) for part in node.body]
+        return node
+
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         node.body = [self.visit(part) for part in node.body]
         node.args.kw_defaults = [d and self.visit(d) for d in node.args.kw_defaults]
@@ -266,6 +270,7 @@ def main() -> int:
     options.add_argument("--module", help="only files whose path contains this")
     options.add_argument("--jobs", type=int, default=2)
     options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--again", type=Path, help="only the survivors that this output names")
     options.add_argument("--list", action="store_true", help="only list the mutants")
     chosen_options = options.parse_args()
     known = set(EQUIVALENT.read_text().splitlines()) if EQUIVALENT.exists() else set()
@@ -274,6 +279,9 @@ def main() -> int:
         found = [m for p in sorted((ROOT / "finalbench" / part).glob("*.py")) for m in mutants(p)]
         if chosen_options.module:
             found = [m for m in found if chosen_options.module in str(m.path)]
+        if chosen_options.again:
+            text = chosen_options.again.read_text()
+            found = [m for m in found if f": {m.key}\n" in text]
         if chosen_options.sample and len(found) > chosen_options.sample:
             found = random.Random(chosen_options.seed).sample(found, chosen_options.sample)
         chosen += [(part, m) for m in found]
