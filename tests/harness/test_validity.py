@@ -870,3 +870,12 @@ def test_prefix_hits_are_counted_from_nothing_when_unread_before() -> None:
         lambda s: {"counters_before": {"vk:prefix_cache_hits_total": 2.0}, "counters_after": None}
     )
     assert "warm_prefix" not in rules(unread)
+
+
+@pytest.mark.parametrize(("share", "refused"), [(1.0, False), (1.001, True), (1.9, True)])
+def test_the_whole_bandwidth_is_the_limit(share: float, refused: bool) -> None:
+    table = compute(CLEAN)
+    edited = table.cell(PLAIN.id).model_copy(update={"bandwidth_share": share})
+    cells = tuple(edited if c.id == edited.id else c for c in table.cells)
+    broken = check(CLEAN, table.model_copy(update={"cells": cells}))
+    assert [v.rule for v in broken] == (["implausible"] if refused else [])
