@@ -88,7 +88,8 @@ def timed(replay: Callable[[], None], repeat: int) -> float:
 
 
 def kernel_times(replay: Callable[[], None], launches: list[Launch]) -> list[dict[str, Any]]:
-    """Per-label microseconds of one replay, from the profiler's trace, gaps apart."""
+    """Per-label microseconds of one replay, from the profiler's trace. Launches overlap: ``us`` is
+    how long a kernel ran, ``adds_us`` how much later the round ended because of it."""
     from torch.profiler import ProfilerActivity, profile
 
     replay()
@@ -111,19 +112,21 @@ def kernel_times(replay: Callable[[], None], launches: list[Launch]) -> list[dic
     last = kernels[-n:]
     for i, (event, launch) in enumerate(zip(last, launches, strict=True)):
         row = rows.setdefault(
-            launch.label, {"label": launch.label, "count": 0, "us": 0.0, "gap_us": 0.0, "bytes": 0}
+            launch.label, {"label": launch.label, "count": 0, "us": 0.0, "adds_us": 0.0, "bytes": 0}
         )
         row["count"] += 1
         row["us"] += float(event["dur"])
+        if i:
+            # From the end of the kernel before to the end of this one: what it adds to the round.
+            before = last[i - 1]
+            row["adds_us"] += float(event["ts"]) + float(event["dur"])
+            row["adds_us"] -= float(before["ts"]) + float(before["dur"])
         row["bytes"] += launch.n_bytes
-        if i + 1 < n:
-            end = float(event["ts"]) + float(event["dur"])
-            row["gap_us"] += max(0.0, float(last[i + 1]["ts"]) - end)
     for row in rows.values():
-        row["tb_s"] = row["bytes"] / row["us"] / 1e6 if row["us"] else None
+        row["tb_s"] = row["bytes"] / row["adds_us"] / 1e6 if row["adds_us"] > 0 else None
         row["us_each"] = row["us"] / row["count"]
-        row["gap_each"] = row["gap_us"] / row["count"]
-    return sorted(rows.values(), key=lambda row: -row["us"])
+        row["adds_each"] = row["adds_us"] / row["count"]
+    return sorted(rows.values(), key=lambda row: -row["adds_us"])
 
 
 class Subject:
@@ -253,9 +256,10 @@ def render(document: dict[str, Any]) -> str:
             if "us" not in part:
                 lines.append(f"  {part['label']}")
                 continue
+            rate = "" if part["tb_s"] is None else f"{part['tb_s']:5.2f} TB/s"
             lines.append(
-                f"  {part['label']:<28} x{part['count']:<4} {part['us_each']:7.2f} us "
-                f"gap {part['gap_each']:5.2f}  {part['tb_s']:5.2f} TB/s  total {part['us']:8.1f}"
+                f"  {part['label']:<28} x{part['count']:<4} adds {part['adds_each']:7.2f} us "
+                f"(runs {part['us_each']:7.2f})  {rate}  total {part['adds_us']:8.1f}"
             )
     return "\n".join(lines)
 

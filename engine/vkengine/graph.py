@@ -341,24 +341,23 @@ class Round:
 
     def drafts(self, trunk: Stream, m: int) -> None:
         """MTP over the committed rows, then k tokens into ``tokens[:, 1:]``."""
-        w, lanes, batch = self.weights, self.lanes, self.batch
+        w, lanes = self.weights, self.lanes
         mtp = w.mtp
         assert mtp is not None
         head = draft_head(w.head, mtp.norm, self.head_rows)
-        self.mtp_step(
+        # Every committed row enters the cache; one row a sequence goes on to the first draft.
+        stream = self.mtp_step(
             trunk.h, None, lanes.record, w.head.norm, m, self.rows(lanes.pos, m), "ingest"
         )
-        stream = self.stream("ingest", batch * m)
-        # One row a sequence matters; the others ride along in the same weight pass.
         logits = self.project("draft", stream.hx, head)
-        self.sample(logits, head, lanes.row, lanes.tokens[:, 1:], 1, lanes.next_pos, 1)
+        self.sample(logits, head, None, lanes.tokens[:, 1:], 1, lanes.next_pos, 1)
         for i in range(1, self.k):
-            source, row = (stream.h, lanes.row if i == 1 else None)
             at = self.rows(lanes.chain_pos[i], 1)
-            self.mtp_step(source, row, lanes.tokens[:, i:], mtp.norm, 1, at, "chain")
-            stream = self.stream("chain", batch)
+            stream = self.mtp_step(
+                stream.h, None, lanes.tokens[:, i:], mtp.norm, 1, at, "chain"
+            )
             out = lanes.tokens[:, i + 1 :]
-            logits = self.project("chain", stream.hx, head)
+            logits = self.project("draft", stream.hx, head)
             self.sample(logits, head, None, out, 1, lanes.next_pos, i + 1)
 
     def mtp_step(
@@ -371,7 +370,8 @@ class Round:
         rows: Rows,
         name: str,
         cache_only: bool = False,
-    ) -> None:
+    ) -> Stream:
+        """The MTP layer over rows of ``h``; returns the stream of one row a sequence."""
         w = self.weights
         c, mtp = w.config, w.mtp
         assert mtp is not None
@@ -401,12 +401,25 @@ class Round:
         stream = self.stream(name, count)
         fc = tensor(mtp.fc)
         gemv(fc, x, None, stream=stream, add=False)
+        mixer, ffn, cache = mtp.layer.mixer, mtp.layer.ffn, self.state.mtp
+        assert isinstance(mixer, AttentionWeights) and cache is not None
         if cache_only:
-            mixer, cache = mtp.layer.mixer, self.state.mtp
-            assert isinstance(mixer, AttentionWeights) and cache is not None
             attention_ops.run(stream, mixer, cache, rows, self.ws, pf_out=0.0, pf=None)
-            return
-        self.layer(stream, mtp.layer, self.state.mtp, rows, None, len(w.layers))
+            return stream
+        if m == 1:
+            last = stream
+            attention_ops.run(stream, mixer, cache, rows, self.ws, pf_out=0.0, pf=None)
+        else:
+            last = self.stream("chain", self.batch)
+            attention_ops.run(
+                stream, mixer, cache, rows, self.ws, pf_out=0.0, pf=None,
+                row=self.lanes.row, into=last,
+            )  # fmt: skip
+        if isinstance(ffn, MoeWeights):
+            moe_ops.run(last, ffn, self.ws, pf=None, down_share=0.0)
+        else:
+            mlp_ops.run(last, ffn, self.ws, pf=None)
+        return last
 
     def capture(self, part: str = "run") -> None:
         """Record ``part`` ("run", "verify" or "finish") as a graph. The lanes are parked on the

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from dataclasses import replace
 from typing import Any
@@ -150,52 +149,26 @@ def step(subject: bench.Subject, plan: PrefetchPlan, name: str, depths: tuple[in
     say(op="step", name=name, **found)
 
 
-def variants(subject: bench.Subject) -> None:
-    step(subject, OFF, "base")
-    for knob, values in (
-        ("ROUTER_BN", (2, 8)),
-        ("SHARED_BN", (2, 8)),
-        ("GATE_UP_BN", (2, 8)),
-        ("GATE_UP_WARPS", (2, 8)),
-        ("DOWN_BN", (2, 8)),
-    ):
+def main() -> None:
+    torch.cuda.init()
+    subject = small(8)
+    for k in (0, 3):
+        show(subject, k, OFF, "base")
+    for bv, warps in ((32, 4), (8, 1), (16, 1)):
+        gdn_ops.BV, gdn_ops.WARPS = bv, warps
+        step(subject, OFF, f"gdn {bv} {warps}")
+    gdn_ops.BV, gdn_ops.WARPS = 16, 2
+    for bn, warps in ((4, 4), (8, 2), (8, 4)):
+        for shape in ((12352, 2048), (9216, 2048)):
+            triton_config.OVERRIDES[shape] = (bn, triton_config.chunk(shape[1], warps), warps)
+        step(subject, OFF, f"in_proj bn={bn} warps={warps}")
+    triton_config.OVERRIDES.clear()
+    for knob, values in (("DOWN_BN", (2,)), ("GATE_UP_BN", (2, 8)), ("ROUTER_BN", (2,))):
         before = getattr(moe_ops, knob)
         for value in values:
             setattr(moe_ops, knob, value)
             step(subject, OFF, f"{knob}={value}")
         setattr(moe_ops, knob, before)
-    for shapes, choices in (
-        (((12352, 2048), (9216, 2048)), ((4, 2), (8, 2), (16, 2), (4, 4), (8, 4), (2, 4))),
-        (((2048, 4096),), ((2, 4), (4, 4), (8, 4), (4, 8), (8, 8))),
-        (((248320, 2048), (32768, 2048)), ((4, 2), (8, 2), (8, 4))),
-    ):
-        for bn, warps in choices:
-            for shape in shapes:
-                triton_config.OVERRIDES[shape] = (bn, triton_config.chunk(shape[1], warps), warps)
-            step(subject, OFF, f"{shapes[0]} bn={bn} warps={warps}")
-        triton_config.OVERRIDES.clear()
-    for name, plan in (
-        ("router 1", replace(OFF, router=1.0)),
-        ("mixer 4", replace(OFF, mixer=4.0)),
-        ("out 4", replace(OFF, out=4.0)),
-        ("down .25", replace(OFF, down=0.25)),
-    ):
-        step(subject, plan, name)
-
-
-def main() -> None:
-    torch.cuda.init()
-    subject = small(8)
-    for k in (0, 3):
-        show(subject, k, OFF, "pdl")
-    triton_config.PDL = False
-    for k in (0, 3):
-        show(subject, k, OFF, "no pdl")
-    triton_config.PDL = True
-    variants(subject)
-    for bv in (16, 64):
-        gdn_ops.BV = bv
-        step(subject, OFF, f"gdn bv={bv}")
 
 
 if __name__ == "__main__":

@@ -32,12 +32,19 @@ def chunk(k: int, warps: int) -> int:
     return bk
 
 
-def gemv_config(n: int, k: int, rows: int) -> GemvConfig:
-    """Launch shape of ``[n, k] @ [k, rows]``."""
+#: Consecutive values of one head in a chunk, where x is scaled per head.
+SLICE = 32
+
+
+def gemv_config(n: int, k: int, rows: int, head: int = 0) -> GemvConfig:
+    """Launch shape of ``[n, k] @ [k, rows]``; ``head`` > 0 when x is scaled per head of it.
+
+    Two warps where many weight rows make enough programs; four where they do not.
+    """
     if (n, k) in OVERRIDES:
         return GemvConfig(*OVERRIDES[n, k])
-    warps = 4
-    bn = 8 if rows <= 2 and n >= 8192 else 4
-    if rows > 4:
-        bn = 2
-    return GemvConfig(bn, chunk(k, warps), warps)
+    warps = 2 if n >= 8192 or (head and k % 4096) else 4
+    bk = chunk(k, warps)
+    while head and k % (bk // min(SLICE, head) * head):
+        bk //= 2
+    return GemvConfig(4 if rows <= 4 else 2, bk, warps)

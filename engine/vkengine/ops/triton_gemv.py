@@ -11,7 +11,8 @@ Variants of the prologue and epilogue (constexpr flags):
 - ``NORM`` 1: x is RMS-normalised on the fly: ``x * rsqrt(mean(x^2) + eps) * (1 + gain)``.
 - ``NORM`` 2: x is scaled per head of ``HEAD`` values by ``rsqrt(sum(squares) / HEAD + eps)`` with
   the partial sums ``[R, K / HEAD, TILES]`` in ``gain_ptr`` (the gated norm of the DeltaNet).
-- ``RESIDUAL`` 1: ``h[r, n] += y`` (2: ``= y``) in fp32 and ``hx[r, n] = h`` in the weight's type.
+- ``HAS_ROW``: output row r reads row ``row[r]`` of x (and of the residual source).
+- ``RESIDUAL`` 1: ``h[r, n] = source[r, n] + y`` (2: ``= y``) in fp32 and ``hx[r, n] = h`` in the weight's type.
 - ``SWIGLU``: rows n and N + n of W give ``silu(gate) * up``.
 - ``PF``: prefetch of the next kernel's weights into L2 (see ``triton_common``).
 """
@@ -29,6 +30,8 @@ from vkengine.ops.triton_common import prefetch_tail, silu, sum8
 
 #: Weight values a program asks for before its first use: 32 KiB of bf16 hold one wave in registers.
 AHEAD = tl.constexpr(16384)
+#: The same with many rows, whose sums need the registers.
+AHEAD_MANY = tl.constexpr(4096)
 
 
 @triton.jit
@@ -101,25 +104,41 @@ def tile_dot(
     HEAD: tl.constexpr = 8,
     TILES: tl.constexpr = 1,
     WAIT: tl.constexpr = False,
+    SLICE: tl.constexpr = 8,
+    row_ptr=None,
+    HAS_ROW: tl.constexpr = False,
 ):
     """Dot products of ``BN`` weight rows with ``R`` rows of x: a tuple of R fp32 ``[BN]``.
 
     With ``WAIT`` the first chunks of weights are requested before the launch dependency is awaited.
     """
-    k = tl.arange(0, BK)
+    lane = tl.arange(0, BK)
+    if NORM == 2:
+        # A chunk takes SLICE values of each of BK / SLICE heads: a thread stays with one head.
+        k = (lane // SLICE) * HEAD + lane % SLICE
+        per_group: tl.constexpr = HEAD // SLICE
+        group: tl.constexpr = (BK // SLICE) * HEAD
+    else:
+        k = lane
+        per_group: tl.constexpr = K // BK
+        group: tl.constexpr = 0
     w_rows = w_ptr + rows[:, None].to(tl.int64) * K + k[None, :]
+    step: tl.constexpr = SLICE if NORM == 2 else BK
     accs = ()
     squares = ()
     for _ in tl.static_range(R):
         accs = accs + (tl.zeros([BN, BK // 8], tl.float32),)
         squares = squares + (tl.zeros([BK // 8], tl.float32),)
     # The first chunks are requested together, before anything that depends on another launch.
-    ahead: tl.constexpr = min(K // BK, max(1, AHEAD // (BN * BK)))
+    ahead: tl.constexpr = min(K // BK, max(1, (AHEAD if R <= 2 else AHEAD_MANY) // (BN * BK)))
     early = ()
     for c in tl.static_range(ahead):
         early = early + (
             tl.load(
-                w_rows + c * BK, mask=row_mask[:, None], other=0.0, eviction_policy="evict_first"
+                w_rows + (c // per_group) * group + (c % per_group) * step,
+                mask=row_mask[:, None],
+                other=0.0,
+                eviction_policy="evict_first",
             ),
         )
     if WAIT:
@@ -130,30 +149,49 @@ def tile_dot(
             w = early[c].to(tl.float32)
         else:
             w = tl.load(
-                w_rows + c * BK, mask=row_mask[:, None], other=0.0, eviction_policy="evict_first"
+                w_rows + (c // per_group) * group + (c % per_group) * step,
+                mask=row_mask[:, None],
+                other=0.0,
+                eviction_policy="evict_first",
             ).to(tl.float32)
         if NORM == 1:
             gain = tl.load(gain_ptr + c * BK + k).to(tl.float32) + 1.0
         next_accs = ()
         next_squares = ()
         for r in tl.static_range(R):
-            x = tl.load(x_ptr + r * K + c * BK + k).to(tl.float32)
+            source = r
+            if HAS_ROW:
+                source = tl.load(row_ptr + r)
+            x = tl.load(
+                x_ptr + source * K + (c // per_group) * group + (c % per_group) * step + k
+            ).to(tl.float32)
             if NORM == 1:
                 next_squares = next_squares + (
                     squares[r] + tl.sum(tl.reshape(x * x, (BK // 8, 8)), axis=1),
                 )
                 x = x * gain
-            part = sum8(w * x[None, :], BN, BK)
-            if NORM == 2:
-                head = (c * BK + tl.arange(0, BK // 8) * 8) // HEAD
+            next_accs = next_accs + (accs[r] + sum8(w * x[None, :], BN, BK),)
+        if NORM == 1:
+            squares = next_squares
+        if NORM == 2 and c % per_group == per_group - 1:
+            head = (c // per_group) * (BK // SLICE) + tl.arange(0, BK // 8) * 8 // SLICE
+            scaled = ()
+            for r in tl.static_range(R):
                 total = tl.zeros([BK // 8], tl.float32)
                 for t in tl.static_range(TILES):
                     total += tl.load(gain_ptr + (r * (K // HEAD) + head) * TILES + t)
-                part = part * tl.rsqrt(total / HEAD + eps)[None, :]
-            next_accs = next_accs + (accs[r] + part,)
-        accs = next_accs
-        if NORM == 1:
-            squares = next_squares
+                part = next_accs[r] * tl.rsqrt(total / HEAD + eps)[None, :]
+                if c >= per_group:
+                    part = part + done[r]
+                scaled = scaled + (part,)
+            done = scaled
+            accs = ()
+            for _ in tl.static_range(R):
+                accs = accs + (tl.zeros([BN, BK // 8], tl.float32),)
+        else:
+            accs = next_accs
+    if NORM == 2:
+        accs = done
     out = sum_rows(accs, R)
     if NORM == 1:
         means = sum_vectors(squares, R)
@@ -199,8 +237,10 @@ def gemv_kernel(
     x_ptr,
     gain_ptr,
     y_ptr,
+    source_ptr,
     h_ptr,
     hx_ptr,
+    row_ptr,
     pf_ptr,
     pf_bytes,
     pf_from,
@@ -216,6 +256,8 @@ def gemv_kernel(
     SWIGLU: tl.constexpr,
     HEAD: tl.constexpr,
     TILES: tl.constexpr,
+    SLICE: tl.constexpr,
+    HAS_ROW: tl.constexpr,
     PF: tl.constexpr,
     PDL: tl.constexpr,
     THREADS: tl.constexpr,
@@ -233,13 +275,32 @@ def gemv_kernel(
         rows = pid * BN + tl.arange(0, BN)
         row_mask = rows < N
         z = tile_dot(
-            w_ptr, rows, row_mask, x_ptr, gain_ptr, eps, R, K, BN, BK, NORM, HEAD, TILES, PDL
+            w_ptr,
+            rows,
+            row_mask,
+            x_ptr,
+            gain_ptr,
+            eps,
+            R,
+            K,
+            BN,
+            BK,
+            NORM,
+            HEAD,
+            TILES,
+            PDL,
+            SLICE,
+            row_ptr,
+            HAS_ROW,
         )
         for r in tl.static_range(R):
             if RESIDUAL > 0:
                 v = z[r]
                 if RESIDUAL == 1:
-                    v += tl.load(h_ptr + r * N + rows, mask=row_mask, other=0.0)
+                    source = r
+                    if HAS_ROW:
+                        source = tl.load(row_ptr + r)
+                    v += tl.load(source_ptr + source * N + rows, mask=row_mask, other=0.0)
                 tl.store(h_ptr + r * N + rows, v, mask=row_mask)
                 tl.store(hx_ptr + r * N + rows, v.to(hx_ptr.dtype.element_ty), mask=row_mask)
             else:

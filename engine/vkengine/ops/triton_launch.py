@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 from vkengine.ops import triton_config
-from vkengine.ops.triton_config import gemv_config
+from vkengine.ops.triton_config import SLICE, gemv_config
 from vkengine.ops.triton_gemv import gemv_kernel
 from vkengine.rows import Rows, Workspace
 
@@ -41,11 +41,11 @@ class Prefetch:
 class PrefetchPlan:
     """Megabytes each kernel asks for on behalf of the next ones; 0 turns a request off."""
 
-    mixer: float = 8.0  # of the in-projection, during the previous layer's last kernel
-    out: float = 17.0  # of the out-projection, during recurrence or attention
-    router: float = 5.5  # of router and shared expert, during the out-projection
-    down: float = 1.0  # share of the chosen experts' down projections, during gate/up
-    head: float = 8.0
+    mixer: float = 0.0  # of the in-projection, during the previous layer's last kernel
+    out: float = 0.0  # of the out-projection, during recurrence or attention
+    router: float = 0.0  # of router and shared expert, during the out-projection
+    down: float = 0.0  # share of the chosen experts' down projections, during gate/up
+    head: float = 0.0
 
 
 def prefetch_args(pf: Prefetch | None, grid: int, threads: int, fallback: Tensor) -> dict:
@@ -82,31 +82,36 @@ def gemv(
     stream: Stream | None = None,
     add: bool = True,
     swiglu: bool = False,
+    row: Tensor | None = None,
+    source: Tensor | None = None,
     pf: Prefetch | None = None,
 ) -> None:
     """``out [R, N] = x [R, K] @ w.T``, or into ``stream`` (added, or stored when not ``add``).
 
-    Rows beyond eight run in further launches of the same shape; each row's bits are its own.
+    ``row [R]``: which rows of x (and of ``source``, the residual to add to) each output row takes;
+    R is then its length. Rows beyond eight run in further launches of the same shape; each row's bits are its own.
     """
-    rows, k = x.shape
+    rows, k = x.shape if row is None else (row.shape[0], x.shape[1])
     n = w.shape[0] // 2 if swiglu else w.shape[0]
     norm = 1 if gain is not None else 2 if squares is not None else 0
     tiles = squares.shape[-1] if squares is not None else 1
     pdl = triton_config.PDL and x.device.type != "cpu"
     for first in range(0, rows, 8):
         r = min(8, rows - first)
-        config = gemv_config(n, k, r * (2 if swiglu else 1))
+        config = gemv_config(n, k, r * (2 if swiglu else 1), head if norm == 2 else 0)
         grid = triton.cdiv(n, config.bn)
         part = slice(first, first + r)
         target = out[part] if out is not None else x
         gains = gain if norm == 1 else squares[part] if squares is not None else x
         gemv_kernel[(grid,)](
             w,
-            x[part],
+            x[part] if row is None else x,
             gains,
             target,
+            (stream.h[part] if source is None else source) if stream else target,
             stream.h[part] if stream else target,
             stream.hx[part] if stream else x,
+            row[part] if row is not None else x,
             N=n,
             y_stride=target.stride(0),
             eps=eps,
@@ -119,6 +124,8 @@ def gemv(
             SWIGLU=swiglu,
             HEAD=head,
             TILES=tiles,
+            SLICE=min(SLICE, head),
+            HAS_ROW=row is not None,
             PDL=pdl,
             THREADS=config.warps * 32,
             num_warps=config.warps,

@@ -257,8 +257,13 @@ def run(
     *,
     pf_out: float,
     pf: Prefetch | None,
+    row: Tensor | None = None,
+    into: Stream | None = None,
 ) -> None:
-    """``stream += attention(norm(stream))``; prefetches as in the DeltaNet's ``run``."""
+    """``stream += attention(norm(stream))``; prefetches as in the DeltaNet's ``run``.
+
+    All rows enter the cache; with ``row`` [n] only those rows go on, into the stream ``into``.
+    """
     c = w.config
     r = stream.h.shape[0]
     nh, nkv, d = c.num_heads, c.num_kv_heads, c.head_dim
@@ -316,7 +321,10 @@ def run(
         launch_pdl=pdl,
         num_stages=1,
     )
-    gemv(w.w_o, x, None, stream=stream, pf=pf)
+    if into is None:
+        gemv(w.w_o, x, None, stream=stream, pf=pf)
+    else:
+        gemv(w.w_o, x, None, stream=into, row=row, source=stream.h, pf=pf)
 
 
 def attention(

@@ -28,8 +28,9 @@ from vkengine.ops.triton_launch import Prefetch, Stream, centred, gemv, stream_o
 from vkengine.rows import Rows, Workspace
 from vkengine.state import RING, GdnState
 
-#: Columns of a value head per program.
-BV = 32
+#: Columns of a value head per program, and its warps: one warp needs no barrier in its sums.
+BV = 16
+WARPS = 2
 #: Rows that one round may leave pending: the most rows a round may carry.
 PENDING = 8
 
@@ -232,7 +233,7 @@ def run(
     ahead = Prefetch.of(w.w_out, pf_out)
     units, extra = 4, 0
     if ahead is not None:
-        extra = -(-ahead.n_bytes // (128 * 128 * units))
+        extra = -(-ahead.n_bytes // (WARPS * 32 * 128 * units))
     pdl = triton_config.PDL and stream.h.device.type != "cpu"
     assert m + PENDING <= RING, "ring too short for the rows of two rounds"
     gdn_kernel[(hv * (dv // bv) + extra, batch)](
@@ -265,8 +266,8 @@ def run(
         PENDING=PENDING,
         PF=units if ahead else 0,
         PDL=pdl,
-        THREADS=128,
-        num_warps=4,
+        THREADS=WARPS * 32,
+        num_warps=WARPS,
         launch_pdl=pdl,
     )
     gemv(w.w_out, x, None, eps=c.rms_eps, squares=squares, head=dv, stream=stream, pf=pf)
