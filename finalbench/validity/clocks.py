@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from finalbench.metrics import CellRow, Rate, is_valid, within_bounds
 from finalbench.plan import Cell
@@ -72,10 +72,7 @@ def _in_flight(cell: Cell, requests: Sequence[RequestRecord]) -> Iterator[Violat
                 [(request.sent_ns, 1), (request.chunks[-1][0], -1)]
             )
     for (block, _), events in sorted(by_server.items()):
-        now, most = 0, 0
-        for _, change in sorted(events):
-            now += change
-            most = max(most, now)
+        most = max(accumulate(change for _, change in sorted(events)))
         if most > cell.concurrency:
             yield violation(
                 "in_flight",
@@ -96,10 +93,13 @@ def _rates(row: CellRow) -> Iterator[Violation]:
             ("steady_tok_s", block.block, block.steady),
         ]
     for name, at, rate in named:
-        if rate.value is None or rate.tokens is None or rate.seconds is None:
+        if rate.value is None:
+            continue
+        if rate.tokens is None or rate.seconds is None:
+            yield violation("rate_identity", f"{name} has no parts", cell_id=row.id, block=at)
             continue
         credited = rate.value * rate.seconds
-        if abs(credited - rate.tokens) > IDENTITY_TOLERANCE * max(rate.tokens, 1):
+        if abs(credited - rate.tokens) > IDENTITY_TOLERANCE * rate.tokens:
             yield violation(
                 "rate_identity",
                 f"{name} x duration is {credited:.6g} tokens, the numerator is {rate.tokens}",

@@ -230,3 +230,33 @@ def test_g06_false_alarms_of_plain_noise() -> None:
     verdicts, coverage = _tally(1_000, 5, 13, cv=0.04)
     assert verdicts[Verdict.SLOWER] <= 50
     assert 0.93 <= coverage <= 0.97
+
+
+def test_the_checks_start_at_their_own_sample_sizes() -> None:
+    five = [1.10, 1.12, 1.11, 1.09, 1.105]
+    assert paired(five, [1.0] * 5).bootstrap_low is not None
+    assert paired(five[:4], [1.0] * 4).bootstrap_low is None
+    falling = [1.40, 1.30, 1.20, 1.12, 1.05, 1.01]
+    six = paired(falling, [1.0] * 6)
+    assert six.reason is not None and "drifts by" in six.reason
+    steep = [1.20, 1.15, 1.10, 1.06, 1.02]
+    assert paired(steep, [1.0] * 5).verdict is Verdict.FASTER
+
+
+def test_a_drift_that_noise_explains_is_no_drift() -> None:
+    """Total change above the effect, but p above 0.01: the verdict stands."""
+    from finalbench.stats.paired import _checked
+    from finalbench.stats.series import Trend
+
+    for p_value, stands in ((0.009, False), (0.0101, True), (0.9, True)):
+        drift = Trend(slope=0.05, total=0.3, p_value=p_value, n=7)
+        verdict, _ = _checked(Verdict.FASTER, None, None, drift, 0.1)
+        assert (verdict is Verdict.FASTER) is stands
+    small = Trend(slope=0.01, total=0.06, p_value=0.0, n=7)
+    assert _checked(Verdict.FASTER, None, None, small, 0.1)[0] is Verdict.FASTER
+    downwards = Trend(slope=-0.05, total=-0.3, p_value=0.0, n=7)
+    verdict, reason = _checked(Verdict.SLOWER, None, None, downwards, -0.1)
+    assert verdict is Verdict.INCONCLUSIVE
+    assert reason == "the ratio drifts by -25.9% over the blocks, more than the effect of -9.5%"
+    few = Trend(slope=0.05, total=0.3, p_value=0.0, n=5)
+    assert _checked(Verdict.FASTER, None, None, few, 0.1)[0] is Verdict.FASTER

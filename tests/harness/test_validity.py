@@ -879,3 +879,53 @@ def test_the_whole_bandwidth_is_the_limit(share: float, refused: bool) -> None:
     cells = tuple(edited if c.id == edited.id else c for c in table.cells)
     broken = check(CLEAN, table.model_copy(update={"cells": cells}))
     assert [v.rule for v in broken] == (["implausible"] if refused else [])
+
+
+def test_only_the_whole_span_counts_as_no_time() -> None:
+    from finalbench.validity.clocks import check_clocks
+
+    at = 1_050 * MS
+    row = compute(CLEAN).cell(PLAIN.id)
+    close = a_request(PLAIN, sizes=[16, 8, 8], chunks=((at, 16), (at, 8), (at + 5, 8)))
+    assert list(check_clocks(PLAIN, row, [close])) == []
+
+
+def test_an_earlier_end_frees_one_place_only() -> None:
+    from finalbench.validity.clocks import check_clocks
+
+    row = compute(CLEAN).cell(PLAIN.id)
+    alone = a_request(PLAIN)
+    start = alone.chunks[-1][0] + MS
+    both = [a_request(PLAIN, index=i, start_ns=start + i) for i in (1, 2)]
+    assert [v.rule for v in check_clocks(PLAIN, row, [alone, *both])] == ["in_flight"]
+
+
+@pytest.mark.parametrize(("relative", "refused"), [(1e-8, True), (-1e-8, True), (1e-10, False)])
+def test_rate_identity_holds_to_a_billionth(relative: float, refused: bool) -> None:
+    table = compute(CLEAN)
+    row = table.cell(PLAIN.id)
+    rate = row.rates["e2e_tok_s"]
+    off = rate.model_copy(update={"value": (rate.value or 0) * (1 + relative)})
+    edited = row.model_copy(update={"rates": {**row.rates, "e2e_tok_s": off}})
+    cells = tuple(edited if c.id == row.id else c for c in table.cells)
+    broken = check(CLEAN, table.model_copy(update={"cells": cells}))
+    assert [v.rule for v in broken] == (["rate_identity"] if refused else [])
+
+
+def test_a_rate_without_its_parts_breaks_its_identity() -> None:
+    table = compute(CLEAN)
+    row = table.cell(PLAIN.id)
+    bare = row.rates["e2e_tok_s"].model_copy(update={"tokens": None, "seconds": None})
+    edited = row.model_copy(update={"rates": {**row.rates, "e2e_tok_s": bare}})
+    cells = tuple(edited if c.id == row.id else c for c in table.cells)
+    broken = check(CLEAN, table.model_copy(update={"cells": cells}))
+    assert [v.rule for v in broken] == ["rate_identity"]
+
+
+def test_the_peak_may_be_below_the_mean_by_rounding_only() -> None:
+    table = compute(CLEAN)
+    row = table.cell(CELL.id)
+    mean = row.e2e_tok_s or 0.0
+    edge = row.model_copy(update={"peak_tok_s": mean * (1 - 1e-9)})
+    cells = tuple(edge if c.id == row.id else c for c in table.cells)
+    assert check(CLEAN, table.model_copy(update={"cells": cells})) == []
