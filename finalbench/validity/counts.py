@@ -91,9 +91,8 @@ def _sources(cell: Cell, request: RequestRecord) -> Iterator[Violation]:
     in_chunks = sum(n for _, n in request.chunks)
     if source == "ids" and in_chunks != tokens:
         numbers["chunks"] = in_chunks
-    content = sum(n > 0 for _, n in request.chunks)
-    if content > tokens:
-        numbers["content_chunks"] = content
+    if source == "usage" and len(request.chunks) > tokens:
+        numbers["content_chunks"] = len(request.chunks)
     characters = len(request.text or "")
     if characters > MAX_CHARACTERS_PER_TOKEN * tokens:
         numbers["characters"] = characters
@@ -112,7 +111,9 @@ def _sources(cell: Cell, request: RequestRecord) -> Iterator[Violation]:
 
 
 def _lengths(cell: Cell, request: RequestRecord, *, ignore_eos: bool) -> Iterator[Violation]:
-    tokens = count_tokens(request)[1] or 0
+    tokens = count_tokens(request)[1]
+    if tokens is None:
+        return
     received = request.usage.prompt if request.usage is not None else None
     sent = None if request.prompt_token_ids is None else len(request.prompt_token_ids)
     for name, length in (("received", received), ("sent", sent), ("asked", request.prompt_tokens)):

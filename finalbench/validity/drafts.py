@@ -17,9 +17,10 @@ def check_drafts(
     cell: Cell, row: CellRow, requests: Sequence[RequestRecord]
 ) -> Iterator[Violation]:
     for request in requests:
-        if not is_valid(request) or request.spec is None:
+        tokens = count_tokens(request)[1]
+        if not is_valid(request) or request.spec is None or tokens is None:
             continue
-        for fault, numbers in spec_faults(cell, request.spec, count_tokens(request)[1] or 0):
+        for fault, numbers in spec_faults(cell, request.spec, tokens):
             yield violation(
                 "draft_identity",
                 f"request {request.request_id}: {fault}",

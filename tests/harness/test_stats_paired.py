@@ -8,7 +8,14 @@ from collections import Counter
 
 import pytest
 
-from finalbench.stats import Verdict, bootstrap_bca, decide, paired, planned_blocks
+from finalbench.stats import (
+    Verdict,
+    bootstrap_bca,
+    decide,
+    detectable_effect,
+    paired,
+    planned_blocks,
+)
 from finalbench.stats.paired import PairedResult
 
 
@@ -22,6 +29,9 @@ def test_hand_value_of_a_t_interval() -> None:
     assert result.sd_log == pytest.approx(0.02, rel=1e-9)
     # t = 0.12 / (0.02 / sqrt 3) = 10.3923 with 2 degrees of freedom
     assert result.p_value == pytest.approx(0.009132, rel=1e-3)
+    assert result.detectable == pytest.approx(detectable_effect(0.02, 3, df=2), rel=1e-6)
+    wide = paired([math.exp(x) for x in (0.10, 0.12, 0.14)], [1.0] * 3, confidence=0.9)
+    assert wide.detectable == pytest.approx(detectable_effect(0.02, 3, df=2, alpha=0.1), rel=1e-6)
     assert result.verdict is Verdict.FASTER
     assert result.bootstrap_low is None
     assert result.order_effect is None
@@ -234,7 +244,9 @@ def test_g06_false_alarms_of_plain_noise() -> None:
 
 def test_the_checks_start_at_their_own_sample_sizes() -> None:
     five = [1.10, 1.12, 1.11, 1.09, 1.105]
-    assert paired(five, [1.0] * 5).bootstrap_low is not None
+    found = paired(five, [1.0] * 5)
+    assert found.bootstrap_low is not None and found.bootstrap_high is not None
+    assert min(five) < found.bootstrap_low < found.ratio < found.bootstrap_high < max(five)
     assert paired(five[:4], [1.0] * 4).bootstrap_low is None
     falling = [1.40, 1.30, 1.20, 1.12, 1.05, 1.01]
     six = paired(falling, [1.0] * 6)
@@ -260,3 +272,12 @@ def test_a_drift_that_noise_explains_is_no_drift() -> None:
     assert reason == "the ratio drifts by -25.9% over the blocks, more than the effect of -9.5%"
     few = Trend(slope=0.05, total=0.3, p_value=0.0, n=5)
     assert _checked(Verdict.FASTER, None, None, few, 0.1)[0] is Verdict.FASTER
+
+
+def test_blocks_without_spread_have_a_certain_p() -> None:
+    same = paired([2.0, 4.0, 8.0], [2.0, 4.0, 8.0])
+    assert (same.ratio, same.p_value, same.verdict) == (1.0, 1.0, Verdict.EQUIVALENT)
+    faster = paired([3.0, 3.0], [2.0, 2.0])
+    assert (faster.low, faster.high) == (faster.ratio, faster.ratio)
+    assert (faster.p_value, faster.detectable, faster.sd_log) == (0.0, 0.0, 0.0)
+    assert faster.verdict is Verdict.FASTER

@@ -929,3 +929,46 @@ def test_the_peak_may_be_below_the_mean_by_rounding_only() -> None:
     edge = row.model_copy(update={"peak_tok_s": mean * (1 - 1e-9)})
     cells = tuple(edge if c.id == row.id else c for c in table.cells)
     assert check(CLEAN, table.model_copy(update={"cells": cells})) == []
+
+
+def test_t05_more_chunks_than_tokens_by_usage() -> None:
+    """No ids: each content chunk holds at least a token, whatever the usage says."""
+    bare = tuple((at, 0) for at, _ in VICTIM.chunks)
+    for completion, refused in ((len(bare) - 1, True), (len(bare), False)):
+        told_ = one(
+            token_ids=(),
+            chunks=bare,
+            token_source="usage",
+            first_chunk_tokens=0,
+            usage=Usage(prompt=512, completion=completion),
+        )
+        broken = [v for v in found(told_) if v.rule == "token_source_mismatch"]
+        assert bool(broken) is refused
+    usage = Usage(prompt=512, completion=len(bare) - 1)
+    told_ = one(token_ids=(), chunks=bare, token_source="usage", first_chunk_tokens=0, usage=usage)
+    assert numbers(told_, "token_source_mismatch") == {
+        "tokens": len(bare) - 1,
+        "content_chunks": len(bare),
+    }
+
+
+def test_one_good_request_is_enough_to_miss_its_counters() -> None:
+    from finalbench.validity.drafts import check_drafts
+
+    bare = a_request(CELL, spec=None)
+    row = compute(CLEAN).cell(CELL.id).model_copy(update={"acceptance_length": None})
+    for ok, expected in ((1, ["acceptance_unknown"]), (0, [])):
+        counts = row.counts.model_copy(update={"ok": ok})
+        edited = row.model_copy(update={"counts": counts})
+        assert [v.rule for v in check_drafts(CELL, edited, [bare])] == expected
+
+
+def test_a_prompt_lookup_may_propose_nothing_in_a_round() -> None:
+    ngram = CELL.model_copy(update={"draft": CELL.draft.model_copy(update={"method": "ngram"})})
+    auto = CELL.model_copy(update={"draft": CELL.draft.model_copy(update={"k": "auto"})})
+    empty = Spec(drafts=5, draft_tokens=0, accepted_tokens=0)
+    few = Spec(drafts=5, draft_tokens=2, accepted_tokens=1, accepted_per_pos=(1,))
+    for cell in (ngram, auto):
+        assert list(spec_faults(cell, empty, 6)) == []
+        assert list(spec_faults(cell, few, 7)) == []
+    assert list(spec_faults(CELL, few, 7))
