@@ -11,8 +11,9 @@ RUN mkdir -p /opt/engine/vkengine && touch /opt/engine/vkengine/__init__.py \
     && /opt/venv/bin/pip install ${PIP_ARGUMENTS} -c /opt/engine/constraints.txt -e /opt/engine
 COPY engine/vkengine /opt/engine/vkengine
 COPY engine/models /opt/engine/models
-COPY --chmod=755 containers/vk-model.py /opt/venv/bin/vk-model
-RUN mkdir -m 1777 /cache && /opt/venv/bin/python -m compileall -q /opt/engine/vkengine \
+COPY containers/vk-model.py /opt/venv/bin/vk-model
+RUN chmod 755 /opt/venv/bin/vk-model && mkdir -m 1777 /cache \
+    && /opt/venv/bin/python -m compileall -q /opt/engine/vkengine \
     && /opt/venv/bin/vk --help > /dev/null
 
 # Everything that is written goes to /tmp and /cache, so the root may be read-only. `--gpus` needs
