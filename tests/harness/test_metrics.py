@@ -13,6 +13,7 @@ from finalbench.metrics import (
     METRICS,
     Limits,
     Memory,
+    acceptance,
     compute,
     compute_cell,
     measured,
@@ -372,6 +373,19 @@ def test_s04_acceptance_is_pooled_by_verify_rounds_of_these_requests() -> None:
     idle = Spec(drafts=0, draft_tokens=0, accepted_tokens=0)
     empty = row([few.model_copy(update={"spec": idle})], cell=drafting)
     assert empty.reasons["acceptance_length"] == "no verify round took place"
+
+
+def test_acceptance_by_position_pads_short_records() -> None:
+    short = Spec(drafts=5, draft_tokens=5, accepted_tokens=5, accepted_per_pos=(5,))
+    long = Spec(drafts=5, draft_tokens=15, accepted_tokens=6, accepted_per_pos=(3, 2, 1))
+    found = acceptance([short, long])
+    assert found.per_position == pytest.approx((0.8, 0.2, 0.1))
+    assert (found.drafts, found.draft_tokens, found.accepted_tokens) == (10, 20, 11)
+    assert found.reason is None
+    silent = acceptance([Spec(drafts=5, draft_tokens=0, accepted_tokens=0)])
+    assert (silent.length, silent.rate, silent.reason) == (1.0, None, "no token was proposed")
+    unknown = acceptance([None])
+    assert (unknown.drafts, unknown.draft_tokens, unknown.accepted_tokens) == (0, 0, 0)
 
 
 def test_the_first_good_attempt_counts_and_no_luckier_one() -> None:

@@ -98,6 +98,28 @@ def test_a_gpu_has_its_own_cache() -> None:
     assert memory_of(hardware, []).cache_bytes == 1_000_000
 
 
+@pytest.mark.parametrize(
+    ("name", "megabytes"),
+    [
+        ("NVIDIA B200", 126),
+        ("NVIDIA B300", 126),
+        ("NVIDIA H100 80GB HBM3", 50),
+        ("NVIDIA A100-SXM4-80GB", 40),
+        ("NVIDIA L40S", 96),
+        ("NVIDIA L4", 48),
+        ("NVIDIA A10G", 6),
+        ("NVIDIA GeForce RTX 5090", 96),
+        ("NVIDIA GeForce RTX 4090", 72),
+    ],
+)
+def test_caches_of_known_devices(name: str, megabytes: int) -> None:
+    told = provenance(memory_bandwidth_bytes_s=1e12, memory_bandwidth_source="data sheet")
+    server = a_server(PLAIN, 0, 0)
+    settings = {**(server.settings or {}), "device": "cuda", "device_name": name}
+    found = memory_of(told.hardware, [server.model_copy(update={"settings": settings})])
+    assert found.cache_bytes == megabytes * 1_000_000
+
+
 def test_each_row_prints_its_share() -> None:
     run = a_run(
         scenario(),

@@ -154,6 +154,18 @@ def test_bca_agrees_with_an_independent_implementation() -> None:
     assert high == pytest.approx(reference.high, rel=0.02)
 
 
+def test_bca_counts_ties_by_half() -> None:
+    from scipy.stats import bootstrap
+
+    values = [0.0, 0.0, 0.0, 1.0, 1.0, 4.0]
+    reference = bootstrap(
+        (values,), lambda x, axis: x.mean(axis=axis), n_resamples=50_000, method="BCa", rng=1
+    ).confidence_interval
+    low, high = bootstrap_bca(values, resamples=50_000)
+    assert low == pytest.approx(reference.low, abs=0.1)
+    assert high == pytest.approx(reference.high, abs=0.1)
+
+
 def test_bca_is_reproducible_and_degenerate_data_gives_a_point() -> None:
     assert bootstrap_bca([1.0, 2.0, 4.0]) == bootstrap_bca([1.0, 2.0, 4.0])
     assert bootstrap_bca([2.0, 2.0, 2.0]) == (2.0, 2.0)

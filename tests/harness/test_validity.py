@@ -972,3 +972,42 @@ def test_a_prompt_lookup_may_propose_nothing_in_a_round() -> None:
         assert list(spec_faults(cell, empty, 6)) == []
         assert list(spec_faults(cell, few, 7)) == []
     assert list(spec_faults(CELL, few, 7))
+
+
+def test_t24_counters_start_at_nothing_when_unread_before() -> None:
+    whole = counted()
+    fresh = tuple(
+        s.model_copy(
+            update={
+                "counters_before": {},
+                "counters_after": {
+                    name: value - (s.counters_before or {}).get(name, 0.0)
+                    for name, value in (s.counters_after or {}).items()
+                },
+            }
+        )
+        for s in whole.servers
+    )
+    assert rules(replace(whole, servers=fresh)) == set()
+
+
+def test_t24_requests_without_a_count_add_nothing() -> None:
+    lost = one(counted(), token_ids=(), usage=None, token_source=None, status="failed", error="x")
+    assert "engine_count" not in rules(lost)
+    exact = tuple(
+        s.model_copy(
+            update={
+                "counters_after": {
+                    **(s.counters_after or {}),
+                    "generation_tokens": (s.counters_after or {})["generation_tokens"]
+                    - (32 if s.server_id == VICTIM.server_id else 0),
+                }
+            }
+        )
+        for s in lost.servers
+    )
+    assert "engine_count" not in rules(replace(lost, servers=exact))
+
+
+def test_t24_unread_draft_counters_are_not_summed() -> None:
+    assert "engine_count" not in rules(one(counted(), spec=None))
