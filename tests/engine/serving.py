@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import http.client
 import json
@@ -15,7 +14,7 @@ from typing import Any
 
 import uvicorn
 from vkengine.server.app import Limits, create_app
-from vkengine.server.serve import _Server, bind
+from vkengine.server.serve import _Server, bind, run_loop
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
@@ -102,7 +101,7 @@ def running(
     app = create_app(engine, tokenizer, limits=limits, **options)
     config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=2)
     server = _Server(config)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])))
+    thread = threading.Thread(target=run_loop, args=(server, sock), name="test-server")
     port = sock.getsockname()[1]
     thread.start()
     try:

@@ -98,7 +98,9 @@ def test_deep_nesting(server: Running) -> None:
 @given(raw=st.binary(min_size=1, max_size=80), cut=st.integers(0, 60))
 def test_raw_bytes_on_the_socket(server: Running, raw: bytes, cut: int) -> None:
     """Garbage before, inside and instead of a request."""
-    request = b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 14\r\n\r\n{"prompt":[5]}'
+    request = (
+        b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 14\r\n\r\n{"prompt":[5]}'
+    )
     with socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:
         client.sendall(request[:cut] + raw)
         client.shutdown(socket.SHUT_WR)

@@ -82,7 +82,7 @@ def create_app(
         Route("/v1/models/{name:path}", info.model),
         Route("/v1/settings", info.settings),
         Route("/health", info.health),
-        Route("/ping", info.health, methods=["GET", "POST"]),
+        Route("/ping", info.health),
         Route("/version", info.version),
         Route("/load", info.load),
         Route("/metrics", info.metrics),
