@@ -22,6 +22,7 @@ class GemvConfig:
     bn: int
     bk: int
     warps: int
+    ahead: int = 16384  # weights a program asks for at once; many rows need the registers instead
 
 
 def chunk(k: int, warps: int) -> int:
@@ -47,4 +48,7 @@ def gemv_config(n: int, k: int, rows: int, head: int = 0) -> GemvConfig:
     bk = chunk(k, warps)
     while head and k % (bk // min(SLICE, head) * head):
         bk //= 2
-    return GemvConfig(4 if rows <= 4 else 2, bk, warps)
+    # A small grid is all resident: its weights can wait in registers whatever the rows.
+    ahead = 16384 if rows <= 2 or (rows <= 4 and n <= 2048) else 4096
+    narrow = rows > 4 or (rows > 2 and bool(head) and bk < 1024)
+    return GemvConfig(2 if narrow else 4, bk, warps, ahead)

@@ -28,12 +28,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from vkengine.ops.triton_common import prefetch_tail, silu, sum8
 
 
-#: Weight values a program asks for before its first use: 32 KiB of bf16 hold one wave in registers.
-AHEAD = tl.constexpr(16384)
-#: The same with many rows, whose sums need the registers.
-AHEAD_MANY = tl.constexpr(4096)
-
-
 @triton.jit
 def sum_rows(accs, R: tl.constexpr):
     """R tensors ``[BN, L]`` -> a tuple of R ``[BN]``, four per exchange through shared memory."""
@@ -107,10 +101,12 @@ def tile_dot(
     SLICE: tl.constexpr = 8,
     row_ptr=None,
     HAS_ROW: tl.constexpr = False,
+    AHEAD: tl.constexpr = 16384,
 ):
     """Dot products of ``BN`` weight rows with ``R`` rows of x: a tuple of R fp32 ``[BN]``.
 
-    With ``WAIT`` the first chunks of weights are requested before the launch dependency is awaited.
+    The first ``AHEAD`` weights are requested together, and with ``WAIT`` before the launch
+    dependency is awaited.
     """
     lane = tl.arange(0, BK)
     if NORM == 2:
@@ -130,7 +126,7 @@ def tile_dot(
         accs = accs + (tl.zeros([BN, BK // 8], tl.float32),)
         squares = squares + (tl.zeros([BK // 8], tl.float32),)
     # The first chunks are requested together, before anything that depends on another launch.
-    ahead: tl.constexpr = min(K // BK, max(1, (AHEAD if R <= 2 else AHEAD_MANY) // (BN * BK)))
+    ahead: tl.constexpr = min(K // BK, max(1, AHEAD // (BN * BK)))
     early = ()
     for c in tl.static_range(ahead):
         early = early + (
@@ -216,13 +212,28 @@ def swiglu_dot(
     BK: tl.constexpr,
     NORM: tl.constexpr,
     WAIT: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """``silu(gate) * up`` for BN outputs: weight rows n and N + n side by side in one tile, so that
     both are in flight at once."""
     i = tl.arange(0, 2 * BN)
     n = tile * BN + i // 2
     y = tile_dot(
-        w_ptr, n + (i % 2) * N, n < N, x_ptr, gain_ptr, eps, R, K, 2 * BN, BK, NORM, 8, 1, WAIT
+        w_ptr,
+        n + (i % 2) * N,
+        n < N,
+        x_ptr,
+        gain_ptr,
+        eps,
+        R,
+        K,
+        2 * BN,
+        BK,
+        NORM,
+        8,
+        1,
+        WAIT,
+        AHEAD=AHEAD,
     )
     out = ()
     for r in tl.static_range(R):
@@ -258,6 +269,7 @@ def gemv_kernel(
     TILES: tl.constexpr,
     SLICE: tl.constexpr,
     HAS_ROW: tl.constexpr,
+    AHEAD: tl.constexpr,
     PF: tl.constexpr,
     PDL: tl.constexpr,
     THREADS: tl.constexpr,
@@ -268,7 +280,7 @@ def gemv_kernel(
     if SWIGLU:
         out = pid * BN + tl.arange(0, BN)
         mask = out < N
-        y = swiglu_dot(w_ptr, pid, N, x_ptr, gain_ptr, eps, R, K, BN, BK, NORM, PDL)
+        y = swiglu_dot(w_ptr, pid, N, x_ptr, gain_ptr, eps, R, K, BN, BK, NORM, PDL, AHEAD)
         for r in tl.static_range(R):
             tl.store(y_ptr + r * y_stride + out, y[r].to(y_ptr.dtype.element_ty), mask=mask)
     else:
@@ -292,6 +304,7 @@ def gemv_kernel(
             SLICE,
             row_ptr,
             HAS_ROW,
+            AHEAD,
         )
         for r in tl.static_range(R):
             if RESIDUAL > 0:

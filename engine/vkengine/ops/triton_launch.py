@@ -126,6 +126,7 @@ def gemv(
             TILES=tiles,
             SLICE=min(SLICE, head),
             HAS_ROW=row is not None,
+            AHEAD=config.ahead,
             PDL=pdl,
             THREADS=config.warps * 32,
             num_warps=config.warps,

@@ -94,9 +94,6 @@ def attention_kernel(
     if PF > 0:
         first = (pid * NKV + kvh).to(tl.int64) * (THREADS * PF * 128)
         prefetch_l2(pf_ptr, first, pf_bytes, THREADS, PF)
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
     walker = pid // R
     r = pid % R
     b = r // M
@@ -107,24 +104,27 @@ def attention_kernel(
     group: tl.constexpr = NH // NKV
     half: tl.constexpr = ROT // 2
     scale: tl.constexpr = D**-0.5
+    g = tl.arange(0, GP)
+    d = tl.arange(0, D)
+    heads = kvh * group + g
+    mask = g < group
+    partner = partner_of(d, ROT)
+    # Cursors, gains and angles are more than one launch old; y is not.
+    q_gain = tl.load(q_norm_ptr + d).to(tl.float32) + 1.0
+    q_other_gain = tl.load(q_norm_ptr + partner).to(tl.float32) + 1.0
+    k_gain = tl.load(k_norm_ptr + d).to(tl.float32) + 1.0
+    k_other_gain = tl.load(k_norm_ptr + partner).to(tl.float32) + 1.0
+    angle = pos.to(tl.int64) * half + d % half
+    q_cos = tl.load(cos_ptr + angle, mask=d < ROT, other=1.0)
+    q_sin = tl.load(sin_ptr + angle, mask=d < ROT, other=0.0)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     if walker < n_splits:
-        # Every load that depends on the cursor alone is issued before the first use of one.
-        g = tl.arange(0, GP)
-        d = tl.arange(0, D)
-        heads = kvh * group + g
-        mask = g < group
-        partner = partner_of(d, ROT)
         y = y_ptr + r.to(tl.int64) * y_stride
         q_at = y + heads[:, None] * (2 * D)
         q_raw = tl.load(q_at + d[None, :], mask=mask[:, None], other=0.0)
         q_other = tl.load(q_at + partner[None, :], mask=mask[:, None], other=0.0)
-        q_gain = tl.load(q_norm_ptr + d).to(tl.float32) + 1.0
-        q_other_gain = tl.load(q_norm_ptr + partner).to(tl.float32) + 1.0
-        angle = pos.to(tl.int64) * half + d % half
-        q_cos = tl.load(cos_ptr + angle, mask=d < ROT, other=1.0)
-        q_sin = tl.load(sin_ptr + angle, mask=d < ROT, other=0.0)
-        k_gain = tl.load(k_norm_ptr + d).to(tl.float32) + 1.0
-        k_other_gain = tl.load(k_norm_ptr + partner).to(tl.float32) + 1.0
         cache = (slot * slot_tokens * NKV + kvh) * D
         # The round's own keys and values that this row may see: every program that reads one writes
         # it first (all of them the same bits), so no program depends on another.
@@ -309,7 +309,7 @@ def run(
         GP=max(16, triton.next_power_of_2(nh // nkv)),
         GC=triton.next_power_of_2(nh // nkv),
         SP=triton.next_power_of_2(max_splits),
-        UNROLL=8,
+        UNROLL=16,
         BT=CHUNK,
         SPLIT=split,
         MAX_SPLITS=max_splits,

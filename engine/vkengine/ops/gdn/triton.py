@@ -36,31 +36,26 @@ PENDING = 8
 
 
 @triton.jit
-def conv_taps(
-    y_ptr,
-    ring_ptr,
-    weight_ptr,
-    channels,
-    pos0,
-    y_stride,
-    conv_dim,
-    J: tl.constexpr,
-    RING: tl.constexpr,
-    TAPS: tl.constexpr,
-):
-    """SiLU of the causal convolution at live row J for the given channels, and the row itself."""
-    acc = tl.zeros_like(channels).to(tl.float32)
+def history(ring_ptr, weight_ptr, channels, pos0, conv_dim, RING: tl.constexpr, TAPS: tl.constexpr):
+    """The rows before the round that its convolutions reach back to, and the taps' weights."""
+    past = ()
+    taps = ()
+    for t in tl.static_range(TAPS - 1):
+        p = pos0 - (TAPS - 1) + t
+        at = ring_ptr + (p & (RING - 1)) * conv_dim + channels
+        past = past + (tl.load(at, mask=channels * 0 + p >= 0, other=0.0).to(tl.float32),)
     for t in tl.static_range(TAPS):
-        w = tl.load(weight_ptr + channels * TAPS + t).to(tl.float32)
-        if J - (TAPS - 1) + t >= 0:
-            x = tl.load(y_ptr + (J - (TAPS - 1) + t) * y_stride + channels)
-        else:
-            p = pos0 + (J - (TAPS - 1) + t)
-            x = tl.load(
-                ring_ptr + (p & (RING - 1)) * conv_dim + channels, mask=channels * 0 + p >= 0, other=0.0
-            ).to(tl.float32)
-        acc = tl.fma(w, x, acc)
-    return silu(acc), x
+        taps = taps + (tl.load(weight_ptr + channels * TAPS + t).to(tl.float32),)
+    return past, taps
+
+
+@triton.jit
+def convolve(rows, taps, J: tl.constexpr, TAPS: tl.constexpr):
+    """SiLU of the causal convolution at live row J; ``rows``: TAPS - 1 past rows, then the live."""
+    acc = rows[J] * taps[0]
+    for t in tl.static_range(1, TAPS):
+        acc = tl.fma(taps[t], rows[J + t], acc)
+    return silu(acc)
 
 
 @triton.jit
@@ -138,17 +133,36 @@ def gdn_kernel(
             ring_k = ring_k + (old_k,)
             ring_u = ring_u + (old_u,)
             ring_g = ring_g + (tl.load(rg + at * HV, mask=live, other=1.0),)
-        if PDL:
-            # State and cursors are more than one launch old; only y is not.
-            gdc_wait()
-            gdc_launch_dependents()
         a_rate = tl.exp(tl.load(a_log_ptr + hv).to(tl.float32))
         bias = tl.load(dt_bias_ptr + hv).to(tl.float32)
         gain = tl.load(norm_ptr + dv).to(tl.float32)
         q_ch = hk * DK + dk
         k_ch = HK * DK + q_ch
         v_ch = 2 * HK * DK + hv * DV + dv
+        q_rows, q_taps = history(conv, conv_w_ptr, q_ch, pos0, conv_dim, RING, TAPS)
+        k_rows, k_taps = history(conv, conv_w_ptr, k_ch, pos0, conv_dim, RING, TAPS)
+        v_rows, v_taps = history(conv, conv_w_ptr, v_ch, pos0, conv_dim, RING, TAPS)
+        for i in tl.static_range(PENDING):
+            if folded + i < pos0:
+                s = advance(s, ring_k[i], ring_u[i], s * ring_g[i])
+        if folded < pos0:
+            tl.store(s_tile, s)
+        # Everything so far is more than one launch old: state, cursors, rings. Only y is not.
+        if PDL:
+            gdc_wait()
+            gdc_launch_dependents()
         rows = y_ptr + (b * M).to(tl.int64) * y_stride
+        z_in = ()
+        b_in = ()
+        a_in = ()
+        for j in tl.static_range(M):
+            yj = rows + j * y_stride
+            q_rows = q_rows + (tl.load(yj + q_ch),)
+            k_rows = k_rows + (tl.load(yj + k_ch),)
+            v_rows = v_rows + (tl.load(yj + v_ch),)
+            z_in = z_in + (tl.load(yj + conv_dim + hv * DV + dv),)
+            b_in = b_in + (tl.load(yj + conv_dim + HV * DV + hv),)
+            a_in = a_in + (tl.load(yj + conv_dim + HV * DV + HV + hv),)
         qs = ()
         ks = ()
         vs = ()
@@ -156,40 +170,27 @@ def gdn_kernel(
         betas = ()
         decays = ()
         for j in tl.static_range(M):
-            yj = rows + j * y_stride
-            z = tl.load(yj + conv_dim + hv * DV + dv)
-            b_in = tl.load(yj + conv_dim + HV * DV + hv)
-            a_in = tl.load(yj + conv_dim + HV * DV + HV + hv)
-            q, raw_q = conv_taps(
-                rows, conv, conv_w_ptr, q_ch, pos0, y_stride, conv_dim, j, RING, TAPS
-            )
-            k, raw_k = conv_taps(
-                rows, conv, conv_w_ptr, k_ch, pos0, y_stride, conv_dim, j, RING, TAPS
-            )
-            v, raw_v = conv_taps(
-                rows, conv, conv_w_ptr, v_ch, pos0, y_stride, conv_dim, j, RING, TAPS
-            )
+            q = convolve(q_rows, q_taps, j, TAPS)
+            k = convolve(k_rows, k_taps, j, TAPS)
             k = k * tl.rsqrt(tl.sum(k * k, axis=0) + 1e-6)
-            g = tl.exp(-a_rate * softplus(a_in + bias))
+            g = tl.exp(-a_rate * softplus(a_in[j] + bias))
             qs = qs + (q * (tl.rsqrt(tl.sum(q * q, axis=0) + 1e-6) * (DK**-0.5)),)
             ks = ks + (k,)
-            vs = vs + (v,)
-            zs = zs + (gain * silu(z),)
-            betas = betas + (sigmoid(b_in),)
+            vs = vs + (convolve(v_rows, v_taps, j, TAPS),)
+            zs = zs + (gain * silu(z_in[j]),)
+            betas = betas + (sigmoid(b_in[j]),)
             decays = decays + (g,)
             i = (pos0 + j) & (RING - 1)
+            raw_v = v_rows[TAPS - 1 + j]
             tl.store(conv + i * conv_dim + v_ch, raw_v.to(conv_ptr.dtype.element_ty))
             if tile == 0:
                 tl.store(rg + i * HV, g)
             if pid % (group * tiles) == 0:
+                raw_q = q_rows[TAPS - 1 + j]
+                raw_k = k_rows[TAPS - 1 + j]
                 tl.store(rk + i * (HK * DK), k)
                 tl.store(conv + i * conv_dim + q_ch, raw_q.to(conv_ptr.dtype.element_ty))
                 tl.store(conv + i * conv_dim + k_ch, raw_k.to(conv_ptr.dtype.element_ty))
-        for i in tl.static_range(PENDING):
-            if folded + i < pos0:
-                s = advance(s, ring_k[i], ring_u[i], s * ring_g[i])
-        if folded < pos0:
-            tl.store(s_tile, s)
         for j in tl.static_range(M):
             q = qs[j]
             k = ks[j]

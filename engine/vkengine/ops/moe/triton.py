@@ -35,7 +35,7 @@ from vkengine.ops.triton_launch import (
 
 
 #: Weight rows per program; they never change a bit. Warps decide the order of additions.
-ROUTER_BN = 4
+ROUTER_BN = 2
 SHARED_BN = 4
 GATE_UP_BN = 4
 GATE_UP_WARPS = 2
@@ -165,7 +165,7 @@ def route_kernel(
         rows = (pid - n_router) * BN + tl.arange(0, BN)
         mask = rows < I
         v = swiglu_dot(
-            shared_up_ptr, pid - n_router, I, x_ptr, gain_ptr, eps, R, K, BN, BK, 1, PDL
+            shared_up_ptr, pid - n_router, I, x_ptr, gain_ptr, eps, R, K, BN, BK, 1, PDL, 16384
         )
         for r in tl.static_range(R):
             out = act_ptr + (r * (TOPK + 1) + TOPK) * I + rows
@@ -217,7 +217,7 @@ def gate_up_kernel(
                 THREADS,
                 units,
             )
-    v = swiglu_dot(w, tile, I, x, gain_ptr, eps, 1, K, BN, BK, 1, False)
+    v = swiglu_dot(w, tile, I, x, gain_ptr, eps, 1, K, BN, BK, 1, False, 8192)
     out = act_ptr + ((pair // TOPK) * (TOPK + 1) + pair % TOPK) * I + rows
     tl.store(out, v[0].to(act_ptr.dtype.element_ty), mask=mask)
 
