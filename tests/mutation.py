@@ -29,8 +29,8 @@ HARNESS = ROOT / "tests" / "harness"
 EQUIVALENT = ROOT / "tests" / "mutation_equivalent.txt"
 TIMEOUT_S = 180
 TESTS: dict[str, tuple[str, ...]] = {
-    "stats": ("test_stats_planning.py", "test_stats_paired.py", "test_gate.py"),
-    "metrics": ("test_metrics.py", "test_metrics_bandwidth.py", "test_validity.py"),
+    "stats": ("test_stats_planning.py", "test_stats_paired.py", "test_stats_unpaired.py"),
+    "metrics": ("test_metrics.py", "test_metrics_bandwidth.py", "test_metrics_foreign.py"),
     "equality": ("test_equality.py",),
     "validity": ("test_validity.py",),
     "bundle": ("test_bundle.py",),

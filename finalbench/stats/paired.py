@@ -163,9 +163,9 @@ def bootstrap_bca(
     # Ties count half, else a mean that equals many resamples would look biased.
     below = ((means < mean).sum() + 0.5 * (means == mean).sum()) / resamples
     normal = NormalDist()
-    bias = normal.inv_cdf(min(max(float(below), 1 / resamples), 1 - 1 / resamples))
-    jackknife = (data.sum() - data) / (n - 1)
-    spread = jackknife.mean() - jackknife
+    bias = normal.inv_cdf(float(below))
+    # The jackknife's deviations are these, divided by n - 1, which cancels.
+    spread = data - mean
     acceleration = float((spread**3).sum() / (6.0 * (spread**2).sum() ** 1.5))
 
     def bound(probability: float) -> float:

@@ -52,7 +52,7 @@ def check_client(
 
 def chunks_per_s(cell: Cell, requests: Sequence[RequestRecord]) -> float | None:
     """Content chunks per second while streaming; None when no request has two."""
-    streams = [[at for at, _ in r.chunks] for r in requests if len(r.chunks) > 1]
+    streams = [[at for at, _ in r.chunks] for r in requests if r.chunks]
     seconds = sum(times[-1] - times[0] for times in streams) * NS
     if seconds <= 0:
         return None

@@ -12,7 +12,7 @@ from run_records import a_request, a_run, cell_of, make_records
 
 from finalbench.errors import UsageError
 from finalbench.metrics import METRICS, Memory, compute_cell
-from finalbench.metrics.foreign import RULES, Foreign, read_foreign
+from finalbench.metrics.foreign import RULES, Foreign, ForeignValue, read_foreign
 
 RUN = a_run()
 CELL = cell_of(make_records(RUN), "vk", "none")
@@ -172,3 +172,24 @@ def test_every_mapping_names_a_metric_of_the_registry() -> None:
     for rules in RULES.values():
         for name, rule in rules.items():
             assert (rule.metric in METRICS) != (rule.reason is not None), name
+
+
+@pytest.mark.parametrize(
+    ("unit", "seconds"), [("ms", 2e-3), ("s", 2.0), ("sec", 2.0), ("us", 2e-6), ("ns", 2e-9)]
+)
+def test_units_are_read_and_not_assumed(tmp_path: Path, unit: str, seconds: float) -> None:
+    found = read(tmp_path, {"time_to_first_token": {"unit": unit, "avg": 2}})
+    assert found.value("ttft_s") == pytest.approx(seconds, rel=1e-12)
+
+
+def test_a_value_is_found_by_its_metric() -> None:
+    found = Foreign(
+        tool="vllm",
+        completed=None,
+        failed=None,
+        values=(
+            ForeignValue(field="a", metric="ttft_s", value=1.0),
+            ForeignValue(field="b", metric="e2e_s", value=2.0),
+        ),
+    )
+    assert (found.value("ttft_s"), found.value("e2e_s"), found.value("tpot_s")) == (1.0, 2.0, None)

@@ -1011,3 +1011,13 @@ def test_t24_requests_without_a_count_add_nothing() -> None:
 
 def test_t24_unread_draft_counters_are_not_summed() -> None:
     assert "engine_count" not in rules(one(counted(), spec=None))
+
+
+def test_chunk_rate_of_short_and_silent_streams() -> None:
+    from finalbench.validity.machine import chunks_per_s
+
+    two = a_request(PLAIN, sizes=[16, 16], step_ms=20.0)
+    silent = two.model_copy(update={"chunks": ()})
+    single = a_request(PLAIN, sizes=[32])
+    assert chunks_per_s(PLAIN, [two, silent, single]) == pytest.approx(50.0)
+    assert chunks_per_s(PLAIN, [silent, single]) is None
