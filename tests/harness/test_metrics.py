@@ -334,7 +334,9 @@ def test_percentiles_are_nearest_rank() -> None:
     assert distribution([float(i) for i in range(1, 71)]).p90 == 63.0
     weighted = distribution([1.0] * 10 + [2.0] * 10, [1] * 10 + [4] * 10)
     assert (weighted.n, weighted.p50, weighted.mean) == (50, 2.0, 1.8)
-    assert distribution([]).reasons["p50"] == "no sample"
+    empty = distribution([])
+    assert (empty.n, empty.mean, empty.reasons["p50"]) == (0, None, "no sample")
+    assert empty.reasons["mean"] == "no sample"
 
 
 def test_goodput_counts_against_scheduled_requests() -> None:

@@ -96,6 +96,8 @@ def test_a_gpu_has_its_own_cache() -> None:
         found = memory_of(hardware, [server.model_copy(update={"settings": settings})])
         assert found.cache_bytes == cache
     assert memory_of(hardware, []).cache_bytes == 1_000_000
+    mute = server.model_copy(update={"settings": None})
+    assert memory_of(hardware, [mute]).cache_bytes == 1_000_000
 
 
 @pytest.mark.parametrize(
