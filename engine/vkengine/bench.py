@@ -102,9 +102,7 @@ def kernel_times(replay: Callable[[], None], launches: list[Launch]) -> list[dic
         path = Path(folder) / "trace.json"
         prof.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
-    kernels = sorted(
-        (e for e in events if e.get("cat") == "kernel"), key=lambda e: float(e["ts"])
-    )
+    kernels = sorted((e for e in events if e.get("cat") == "kernel"), key=lambda e: float(e["ts"]))
     n = len(launches)
     if len(kernels) < 3 * n:
         return [{"label": f"trace holds {len(kernels)} kernels, expected {3 * n}"}]
@@ -150,7 +148,13 @@ class Subject:
             self.state.reset(lane)
             self.state.folded[lane] = context
             self.lanes.join(
-                lane, lane, 17 + lane, context, acceptance=acceptance, temperature=temperature, seed=9
+                lane,
+                lane,
+                17 + lane,
+                context,
+                acceptance=acceptance,
+                temperature=temperature,
+                seed=9,
             )
 
     def round(self, k: int, plan: PrefetchPlan, head_rows: int | None = 32768) -> Round:

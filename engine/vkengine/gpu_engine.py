@@ -1,9 +1,11 @@
 """The engine on a GPU: the same requests and outputs, rounds as CUDA graphs.
 
 Sequences that decode sit in the first lanes. A round of the graph kind takes its tokens, positions,
-drafts and acceptance from the device and leaves a record of 16 integers per lane; the host may launch
+drafts and acceptance from the device and leaves a record of 16 integers per lane; the host may
+launch
 the next round before it has read the last one. What the kernels cannot do (top-k, top-p, min-p,
-penalties, bias, logprobs, drafts that the host proposes) runs between two graphs, verify and finish,
+penalties, bias, logprobs, drafts that the host proposes) runs between two graphs, verify and
+finish,
 with torch on the device: the same tokens, one synchronisation a round.
 """
 
@@ -111,12 +113,12 @@ class GpuEngine(Engine):
             if value is not None:
                 setattr(p, name, value.to(self.device))
 
-    def _release(self, sequence: Sequence) -> None:
-        if sequence in self.lane:
-            self._leave(sequence)
-        self.limits.pop(sequence.request_id, None)
-        self.depths.pop(sequence.request_id, None)
-        super()._release(sequence)
+    def _release(self, s: Sequence) -> None:
+        if s in self.lane:
+            self._leave(s)
+        self.limits.pop(s.request_id, None)
+        self.depths.pop(s.request_id, None)
+        super()._release(s)
 
     @torch.inference_mode()
     def _leave(self, sequence: Sequence) -> None:
@@ -187,7 +189,12 @@ class GpuEngine(Engine):
 
         n = len(s.prompt)
         one = Round(
-            self.model.weights, self.model.state, self.feed.lanes, self.model.ws, FEED - 1, mtp=False
+            self.model.weights,
+            self.model.state,
+            self.feed.lanes,
+            self.model.ws,
+            FEED - 1,
+            mtp=False,
         )
         for first in range(0, n - 1, FEED):
             self.feed.prompt(s.slot, tokens, first, min(first + FEED, n - 1))
@@ -263,7 +270,9 @@ class GpuEngine(Engine):
         """Read the oldest record and hand out its tokens."""
         flight = self.flights.pop(0)
         flight.done.synchronize()
-        for s, proposed, row in zip(flight.who, flight.proposed, flight.record.tolist(), strict=False):
+        for s, proposed, row in zip(
+            flight.who, flight.proposed, flight.record.tolist(), strict=False
+        ):
             if self._running.get(s.request_id) is not s or s.finish is not None:
                 continue
             self._take(s, proposed, row[: row[WIDTH - 1]], None)

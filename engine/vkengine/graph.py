@@ -84,9 +84,7 @@ class Lanes:
     def first(self, batch: int) -> Lanes:
         """The first ``batch`` lanes: views, except of what lives within a round."""
         parts = {f.name: getattr(self, f.name)[:batch] for f in fields(self)}
-        parts["chain_pos"] = torch.zeros(
-            WIDTH, batch, dtype=torch.int32, device=self.slot.device
-        )
+        parts["chain_pos"] = torch.zeros(WIDTH, batch, dtype=torch.int32, device=self.slot.device)
         return Lanes(**parts)
 
     def per_lane(self) -> list[Tensor]:
@@ -161,7 +159,8 @@ class Round:
         hidden = self.weights.config.hidden_size
         dtype = self.weights.embed.dtype
         return Stream(
-            self.ws.get(name + ".h", (rows, hidden)), self.ws.get(name + ".hx", (rows, hidden), dtype)
+            self.ws.get(name + ".h", (rows, hidden)),
+            self.ws.get(name + ".hx", (rows, hidden), dtype),
         )
 
     def run(self) -> None:
@@ -353,9 +352,7 @@ class Round:
         self.sample(logits, head, None, lanes.tokens[:, 1:], 1, lanes.next_pos, 1)
         for i in range(1, self.k):
             at = self.rows(lanes.chain_pos[i], 1)
-            stream = self.mtp_step(
-                stream.h, None, lanes.tokens[:, i:], mtp.norm, 1, at, "chain"
-            )
+            stream = self.mtp_step(stream.h, None, lanes.tokens[:, i:], mtp.norm, 1, at, "chain")
             out = lanes.tokens[:, i + 1 :]
             logits = self.project("draft", stream.hx, head)
             self.sample(logits, head, None, out, 1, lanes.next_pos, i + 1)

@@ -44,7 +44,7 @@ def measure(name: str, layers: int | None, rounds: int) -> None:
         mean = (total / calls.clamp(min=1))[: config.num_layers]
         expected = e * (1 - (1 - config.experts_per_token / e) ** (k + 1))
         low, high = float(mean.min()), float(mean.max())
-        print(  # noqa: T201
+        print(
             f"{name} M={k + 1}: distinct {float(mean.mean()):.2f} (layers {low:.2f}..{high:.2f}), "
             f"independent {expected:.2f}, distinct tokens {len(set(tokens))} of {len(tokens)}"
         )

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """The engine in process on a GPU: tokens per second between the first and the last output."""
 
 from __future__ import annotations
@@ -25,10 +26,16 @@ def main(model: str, depths: list[int]) -> None:
     )
     ready = time.monotonic() - start
     gib = torch.cuda.max_memory_allocated() / 2**30
-    print(f"{model}: ready in {ready:.1f} s, {gib:.1f} GiB, {engine.settings()['host_launch_us']} us launch")  # noqa: T201
+    print(
+        f"{model}: ready in {ready:.1f} s, {gib:.1f} GiB, {engine.settings()['host_launch_us']} us launch"
+    )
     prompt = torch.randint(0, 30000, (1024,), generator=torch.Generator().manual_seed(1)).tolist()
     texts: dict[str, list[int]] = {}
-    cases = [(k, a, t) for k in depths for a, t in ((0.8, 0.0),)] + [(3, None, 0.0), (3, None, 0.7), (0, None, 0.7)]
+    cases = [(k, a, t) for k in depths for a, t in ((0.8, 0.0),)] + [
+        (3, None, 0.0),
+        (3, None, 0.7),
+        (0, None, 0.7),
+    ]
     for k, acceptance, temperature in cases:
         rates = []
         for turn in range(3):
@@ -57,7 +64,7 @@ def main(model: str, depths: list[int]) -> None:
             rates.append((count - first_count) / (last - first))
             if turn == 2:
                 length = 1 + stats.accepted_tokens / max(1, stats.drafts)
-                print(  # noqa: T201
+                print(
                     f"k={k} acceptance={acceptance} T={temperature}: "
                     f"{', '.join(f'{r:.1f}' for r in rates)} tok/s, "
                     f"{length:.3f} tokens a round, first token {(first - began) * 1e3:.0f} ms"
@@ -65,7 +72,14 @@ def main(model: str, depths: list[int]) -> None:
             if acceptance is None or k == 0:
                 same = texts.setdefault(f"T={temperature}", tokens)
                 if same != tokens:
-                    print("TOKENS DIFFER", k, temperature, next(i for i, (a, b) in enumerate(zip(same, tokens, strict=False)) if a != b))  # noqa: T201
+                    print(
+                        "TOKENS DIFFER",
+                        k,
+                        temperature,
+                        next(
+                            i for i, (a, b) in enumerate(zip(same, tokens, strict=False)) if a != b
+                        ),
+                    )
     engine.close()
 
 

@@ -44,7 +44,9 @@ class Driver:
             self.rounds[k] = Round(self.weights, self.state, self.lanes, self.ws, k)
         return self.rounds[k]
 
-    def start(self, prompts: list[int], temperature: float, acceptance: float | None = None) -> None:
+    def start(
+        self, prompts: list[int], temperature: float, acceptance: float | None = None
+    ) -> None:
         for lane, token in enumerate(prompts):
             self.state.reset(lane)
             self.lanes.join(

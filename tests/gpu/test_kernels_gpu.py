@@ -121,7 +121,10 @@ def test_rows_are_bit_equal_alone_and_together(config: ModelConfig, m: int) -> N
     saved = clone(state)
     h = t.normal(m, config.hidden_size)
     pos = 62  # crosses a split's boundary
-    for kernels, w, layer in ((gdn_kernels.gdn, gdn, 0), (attention_kernels.attention, attention, 1)):
+    for kernels, w, layer in (
+        (gdn_kernels.gdn, gdn, 0),
+        (attention_kernels.attention, attention, 1),
+    ):
         restore(state, saved)
         state.folded.fill_(pos)
         together = h.clone()
@@ -140,7 +143,11 @@ def test_rows_are_bit_equal_alone_and_together(config: ModelConfig, m: int) -> N
             state.folded[1] = pos + j
             single.append(row)
         kernels(
-            nothing, w, state.layers[layer], rows_at([(1, pos + m)], 1), ws  # type: ignore
+            nothing,
+            w,
+            state.layers[layer],
+            rows_at([(1, pos + m)], 1),
+            ws,  # type: ignore
         )
         assert torch.equal(together, torch.cat(single))
         for name in ("S",) if layer == 0 else ("k", "v"):

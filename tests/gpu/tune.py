@@ -1,8 +1,10 @@
+# ruff: noqa: B023
 """Sweeps of launch shapes on one GPU: microseconds and TB/s per kernel variant, as JSON lines."""
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import replace
 from typing import Any
@@ -22,7 +24,7 @@ START = time.monotonic()
 
 def say(**row: Any) -> None:
     row["t"] = round(time.monotonic() - START, 1)
-    print(json.dumps(row), flush=True)  # noqa: T201
+    print(json.dumps(row), flush=True)
 
 
 def graph_us(body: Any, repeat: int = 20) -> float:
@@ -42,7 +44,9 @@ def gemv_sweep(name: str, weights: list[torch.Tensor], rows: tuple[int, ...], **
         x = torch.randn(r, k, device="cuda").bfloat16()
         gain = torch.zeros(k, device="cuda").bfloat16()
         out = torch.empty(r, n, device="cuda")
-        stream = Stream(torch.zeros(r, n, device="cuda"), torch.zeros(r, n, device="cuda").bfloat16())
+        stream = Stream(
+            torch.zeros(r, n, device="cuda"), torch.zeros(r, n, device="cuda").bfloat16()
+        )
         for warps in (2, 4, 8):
             for bn in (2, 4, 8, 16):
                 if bn * k // (warps * 32) > 512 or bn * r > 32:
@@ -53,12 +57,14 @@ def gemv_sweep(name: str, weights: list[torch.Tensor], rows: tuple[int, ...], **
                     def body() -> None:
                         for w in chosen:
                             if how.get("stream"):
-                                gemv(w, x, None, stream=stream)  # noqa: B023
+                                gemv(w, x, None, stream=stream)
                             else:
-                                gemv(w, x, out, eps=1e-6, gain=gain)  # noqa: B023
+                                gemv(w, x, out, eps=1e-6, gain=gain)
 
                     us = graph_us(body, 5) / count
-                    say(op=name, n=n, k=k, r=r, bn=bn, warps=warps, us=us, tb_s=n * k * 2 / us / 1e6)
+                    say(
+                        op=name, n=n, k=k, r=r, bn=bn, warps=warps, us=us, tb_s=n * k * 2 / us / 1e6
+                    )
                 except Exception as error:  # a variant that does not fit is a result too
                     say(op=name, r=r, bn=bn, warps=warps, error=str(error)[:80])
         triton_config.OVERRIDES.clear()
@@ -71,7 +77,11 @@ def moe_sweep(subject: bench.Subject, rows: tuple[int, ...]) -> None:
     for r in rows:
         h = torch.randn(r, c.hidden_size, device="cuda")
         stream = Stream(h, h.bfloat16())
-        for name, values in (("GATE_UP_BN", (2, 4, 8)), ("DOWN_BN", (2, 4, 8)), ("ROUTER_BN", (2, 4, 8))):
+        for name, values in (
+            ("GATE_UP_BN", (2, 4, 8)),
+            ("DOWN_BN", (2, 4, 8)),
+            ("ROUTER_BN", (2, 4, 8)),
+        ):
             before = getattr(moe_ops, name)
             for value in values:
                 setattr(moe_ops, name, value)
@@ -81,7 +91,7 @@ def moe_sweep(subject: bench.Subject, rows: tuple[int, ...]) -> None:
                         for _ in range(4):
                             for w in layers:
                                 stream.h.copy_(h)
-                                moe_ops.run(stream, w, ws, pf=None, down_share=share)  # noqa: B023
+                                moe_ops.run(stream, w, ws, pf=None, down_share=share)
 
                     us = graph_us(body) / (4 * len(layers))
                     say(op="moe", r=r, knob=name, value=value, down_share=share, us=us)
@@ -127,10 +137,12 @@ def show(subject: bench.Subject, k: int, plan: PrefetchPlan, name: str, **how: A
         subject, k, plan, context=1024, acceptance=0.8 if k else None, rounds=60, **how
     )
     layers = subject.weights.config.num_layers
-    print(bench.render({"model": name, "layers": layers, "device": "gpu", "rounds": [row]}))  # noqa: T201
+    print(bench.render({"model": name, "layers": layers, "device": "gpu", "rounds": [row]}))
 
 
-def step(subject: bench.Subject, plan: PrefetchPlan, name: str, depths: tuple[int, ...] = (0, 3)) -> None:
+def step(
+    subject: bench.Subject, plan: PrefetchPlan, name: str, depths: tuple[int, ...] = (0, 3)
+) -> None:
     found = {}
     for k in depths:
         try:
@@ -154,6 +166,8 @@ def main() -> None:
     subject = small(8)
     for k in (0, 3):
         show(subject, k, OFF, "base")
+    if "profile" in sys.argv:
+        return
     for bv, warps in ((32, 4), (8, 1), (16, 1)):
         gdn_ops.BV, gdn_ops.WARPS = bv, warps
         step(subject, OFF, f"gdn {bv} {warps}")

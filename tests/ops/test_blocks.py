@@ -15,7 +15,6 @@ from vkengine.ops.moe import reference as moe_reference
 from vkengine.rows import Rows, Workspace
 from vkengine.state import State
 
-
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="triton was imported without its interpreter"
 )

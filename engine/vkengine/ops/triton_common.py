@@ -74,7 +74,8 @@ def softplus(x):
 def row_key(seed_ptr, b, position, salt):
     """Key words (uint32 scalars) of one row of noise: the first two words of Philox-4x32-10 with
     key (seed low, seed high) and counter (position, choice, 0, 0). ``seed_ptr [B, 3]`` i32 holds
-    (seed low, seed high, choice); ``salt`` is xored into the choice. The same numbers as ``ops/sample/noise.py``."""
+    (seed low, seed high, choice); ``salt`` is xored into the choice. The same numbers as
+    ``ops/sample/noise.py``."""
     k0 = tl.load(seed_ptr + 3 * b).to(tl.uint32)
     k1 = tl.load(seed_ptr + 3 * b + 1).to(tl.uint32)
     x1 = (tl.load(seed_ptr + 3 * b + 2) ^ salt).to(tl.uint32)

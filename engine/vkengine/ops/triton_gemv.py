@@ -12,17 +12,17 @@ Variants of the prologue and epilogue (constexpr flags):
 - ``NORM`` 2: x is scaled per head of ``HEAD`` values by ``rsqrt(sum(squares) / HEAD + eps)`` with
   the partial sums ``[R, K / HEAD, TILES]`` in ``gain_ptr`` (the gated norm of the DeltaNet).
 - ``HAS_ROW``: output row r reads row ``row[r]`` of x (and of the residual source).
-- ``RESIDUAL`` 1: ``h[r, n] = source[r, n] + y`` (2: ``= y``) in fp32 and ``hx[r, n] = h`` in the weight's type.
+- ``RESIDUAL`` 1: ``h[r, n] = source[r, n] + y`` (2: ``= y``) in fp32 and ``hx[r, n] = h`` in the
+  weight's type.
 - ``SWIGLU``: rows n and N + n of W give ``silu(gate) * up``.
 - ``PF``: prefetch of the next kernel's weights into L2 (see ``triton_common``).
 """
 
-# ruff: noqa: RUF005 - the compiler has no unpacking of tuples
+
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from vkengine.ops.triton_common import prefetch_tail, silu, sum8
@@ -125,6 +125,7 @@ def tile_dot(
     for _ in tl.static_range(R):
         accs = accs + (tl.zeros([BN, BK // 8], tl.float32),)
         squares = squares + (tl.zeros([BK // 8], tl.float32),)
+    done = accs
     # The first chunks are requested together, before anything that depends on another launch.
     ahead: tl.constexpr = min(K // BK, max(1, AHEAD // (BN * BK)))
     early = ()

@@ -89,7 +89,8 @@ def gemv(
     """``out [R, N] = x [R, K] @ w.T``, or into ``stream`` (added, or stored when not ``add``).
 
     ``row [R]``: which rows of x (and of ``source``, the residual to add to) each output row takes;
-    R is then its length. Rows beyond eight run in further launches of the same shape; each row's bits are its own.
+    R is then its length. Rows beyond eight run in further launches of the same shape; each row's
+    bits are its own.
     """
     rows, k = x.shape if row is None else (row.shape[0], x.shape[1])
     n = w.shape[0] // 2 if swiglu else w.shape[0]

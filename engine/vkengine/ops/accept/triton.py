@@ -37,7 +37,8 @@ def accept_kernel(
     target's tokens. ``acceptance < 0`` compares; otherwise draft j is accepted with that chance,
     a function of (seed, position), and nothing else changes. Writes the committed
     tokens to the record (-1 beyond them) and their count to its last column, the next position,
-    ``folded``, the row the first draft is drawn from, and the positions ``chain_pos [M, B]`` of the draft stage."""
+    ``folded``, the row the first draft is drawn from, and the positions ``chain_pos [M, B]`` of
+    the draft stage."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()

@@ -3,11 +3,12 @@
 Works on ``y [R, (2*NH + 2*NKV) * D]`` (per head query | gate, then keys, then values; fp32). One
 program per (walker, row, key head) reads fixed splits of ``SPLIT`` tokens at absolute boundaries:
 query norm and rotation, the round's own keys (normalised, rotated) and values put into the cache,
-then softmax over the split. The last program of a (row, key head) combines the splits in ascending order and applies the sigmoid gate. What a row
+then softmax over the split. The last program of a (row, key head) combines the splits in
+ascending order and applies the sigmoid gate. What a row
 computes depends on its position alone: never on M, on its neighbours, or on how many walkers run.
 """
 
-# ruff: noqa: RUF005 - the compiler has no unpacking of tuples
+
 from __future__ import annotations
 
 import triton
@@ -138,9 +139,7 @@ def attention_kernel(
                 at_j = p_j.to(tl.int64) * half + d % half
                 k_cos = tl.load(cos_ptr + at_j, mask=d < ROT, other=1.0)
                 k_sin = tl.load(sin_ptr + at_j, mask=d < ROT, other=0.0)
-                k_j = rotated(
-                    k_raw, k_other, k_gain, k_other_gain, k_cos, k_sin, d, eps, D, ROT
-                )
+                k_j = rotated(k_raw, k_other, k_gain, k_other_gain, k_cos, k_sin, d, eps, D, ROT)
                 own = cache + p_j.to(tl.int64) * (NKV * D) + d
                 tl.store(k_ptr + own, k_j.to(k_ptr.dtype.element_ty))
                 tl.store(v_ptr + own, v_j.to(v_ptr.dtype.element_ty))

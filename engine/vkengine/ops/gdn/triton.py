@@ -1,7 +1,9 @@
 """Gated DeltaNet between its two projections, one program per tile of a value head and sequence.
 
-Works on ``y [R, conv_dim + Hv*dv + 2*Hv]`` (qkv | z | b | a, fp32): causal convolution over the ring
-of earlier rows, SiLU, gates, l2 norm, the delta rule token by token, and ``x = o * gain * silu(z)  [R, Hv*dv]`` in
+Works on ``y [R, conv_dim + Hv*dv + 2*Hv]`` (qkv | z | b | a, fp32): causal convolution over the
+ring
+of earlier rows, SiLU, gates, l2 norm, the delta rule token by token, and ``x = o * gain * silu(z)
+[R, Hv*dv]`` in
 the weight's type. The gated norm's root mean square spans a head, a program only ``BV`` of its
 columns, so each program leaves a partial sum of squares ``[R, Hv, dv/BV]`` and the output
 projection applies the factor per head.
@@ -13,7 +15,7 @@ leaves the same bits as one that never drafted. Live rows write ring entries and
 matrix alone.
 """
 
-# ruff: noqa: RUF005 - the compiler has no unpacking of tuples
+
 from __future__ import annotations
 
 import triton

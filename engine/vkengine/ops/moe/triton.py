@@ -19,11 +19,10 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from vkengine.models.layout import MoeWeights
-from vkengine.ops.triton_common import prefetch_l2, prefetch_tail, sigmoid, sum8
 from vkengine.ops import triton_config
+from vkengine.ops.triton_common import prefetch_l2, prefetch_tail, sigmoid, sum8
 from vkengine.ops.triton_config import chunk
 from vkengine.ops.triton_gemv import swiglu_dot, tile_dot
-from vkengine.rows import Rows, Workspace
 from vkengine.ops.triton_launch import (
     Prefetch,
     Stream,
@@ -32,7 +31,7 @@ from vkengine.ops.triton_launch import (
     prefetch_args,
     stream_of,
 )
-
+from vkengine.rows import Rows, Workspace
 
 #: Weight rows per program; they never change a bit. Warps decide the order of additions.
 ROUTER_BN = 2
@@ -149,9 +148,7 @@ def route_kernel(
     if pid < n_router:
         e_rows = pid * BE + tl.arange(0, BE)
         live = e_rows < E + 1
-        y = tile_dot(
-            router_ptr, e_rows, live, x_ptr, gain_ptr, eps, R, K, BE, BK, 1, 8, 1, PDL
-        )
+        y = tile_dot(router_ptr, e_rows, live, x_ptr, gain_ptr, eps, R, K, BE, BK, 1, 8, 1, PDL)
         for r in tl.static_range(R):
             tl.store(logits_ptr + r * (E + 1) + e_rows, y[r], mask=live)
         tl.debug_barrier()
@@ -159,7 +156,18 @@ def route_kernel(
         if done == n_router - 1:
             tl.store(counter_ptr, 0)
             select_experts(
-                logits_ptr, ids_ptr, weights_ptr, shared_ptr, sorted_ptr, R, RP, E, EP, TOPK, TP, PAIRS
+                logits_ptr,
+                ids_ptr,
+                weights_ptr,
+                shared_ptr,
+                sorted_ptr,
+                R,
+                RP,
+                E,
+                EP,
+                TOPK,
+                TP,
+                PAIRS,
             )
     else:
         rows = (pid - n_router) * BN + tl.arange(0, BN)

@@ -1,0 +1,44 @@
+"""Every kernel of a round compiles for GPUs that are not here, without spills, with wide loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+SCRIPT = Path(__file__).with_name("compile_round.py")
+
+
+def compiled(model: str, k: int, arch: int) -> list[dict[str, Any]]:
+    """In a process of its own: the interpreter and the compiler do not share one."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), model, str(k), str(arch)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("model", "k", "arch"),
+    [("qwen35-35b-a3b", 0, 90), ("qwen35-35b-a3b", 3, 90), ("qwen36-27b", 0, 100)],
+)
+def test_round_compiles(model: str, k: int, arch: int) -> None:
+    kernels = compiled(model, k, arch)
+    names = {kernel["kernel"] for kernel in kernels}
+    assert {"gemv_kernel", "gdn_kernel", "attention_kernel", "sample_kernel"} <= names
+    for kernel in kernels:
+        assert kernel["stack"] == 0, f"{kernel['kernel']} spills {kernel['stack']} bytes"
+        assert kernel["shared"] <= 228 * 1024
+        if kernel["kernel"] in ("gemv_kernel", "gate_up_kernel", "down_kernel", "route_kernel"):
+            assert kernel["wide_loads"] > 0, f"{kernel['kernel']} reads weights in small pieces"
