@@ -13,15 +13,14 @@ from .draft.auto import AutoK
 from .draft.mtp import MtpDrafter
 from .draft.ngram import NgramIndex
 from .draft.oracle import Oracle
+from .engine_report import add_up, merged, settings_of
 from .models.qwen3_5 import logits_of
-from .ops.linear.packed import fallbacks
-from .output import EngineFull, Output, RequestStats, TokenLogprobs
+from .output import EngineFull, Output, RequestStats
 from .prefill import UNIT, Span, prefill_unit
 from .sampler import Sampler, logprobs_of, make_processors
 from .sampling import Draft, SamplingParams
 from .sequence import Sequence
-from .state import bytes_per_sequence
-from .step import Lane, Model, Verdict, run_round
+from .step import Lane, Model, run_round
 
 __all__ = ["Engine", "EngineFull", "load_engine"]
 
@@ -265,78 +264,19 @@ class Engine:
     def _release(self, s: Sequence) -> None:
         del self._running[s.request_id]
         self._free.append(s.slot)
-        totals, stats = self._totals, s.stats
-        totals.drafts += stats.drafts
-        totals.draft_tokens += stats.draft_tokens
-        totals.accepted_tokens += stats.accepted_tokens
-        missing = len(stats.accepted_per_pos) - len(totals.accepted_per_pos)
-        totals.accepted_per_pos += [0] * max(0, missing)
-        for i, count in enumerate(stats.accepted_per_pos):
-            totals.accepted_per_pos[i] += count
-        s.stats = RequestStats(
-            stats.prompt_tokens,
-            stats.completion_tokens,
-            stats.drafts,
-            stats.draft_tokens,
-            stats.accepted_tokens,
-            stats.accepted_per_pos,
-            stats.seed,
-        )
+        self._totals = merged(self._totals, s.stats)
 
     def settings(self) -> dict[str, Any]:
         """Effective settings for ``/v1/settings`` (the server adds digest, nonce, versions)."""
-        weights = self.model.weights
-        dtype = torch.float32 if weights.embed.device.type == "cpu" else weights.embed.dtype
-        draft = self.default_draft
-        methods = ["none", "ngram"] + (["mtp"] if self.drafter is not None else [])
-        cuda = weights.embed.is_cuda
-        return {
-            "schema_version": 1,
-            "profile": self.profile,
-            "model": self.model_name,
-            "weights": self.weights,
-            "dtype": str(dtype).removeprefix("torch."),
-            "device": weights.embed.device.type,
-            "device_name": torch.cuda.get_device_name() if cuda else None,
-            "threads": self._threads or torch.get_num_threads(),
-            "graph_mode": "eager",
-            "kernel_fallbacks": fallbacks(),
-            "host_launch_us": None,
-            "max_model_len": self.max_model_len,
-            "max_sequences": self.max_sequences,
-            "draft_default": {
-                "method": draft.method,
-                "k": draft.k,
-                "head_rows": draft.head_rows,
-                "acceptance": draft.acceptance,
-            },
-            "draft_methods": methods,
-            "state_bytes_per_sequence": bytes_per_sequence(
-                self.config, self.max_model_len, self.model.state.k.dtype
-            ),
-        }
+        return settings_of(self)
 
     def counters(self) -> dict[str, float | list[float]]:
         """Totals since start; running requests included."""
-        drafts = self._totals.drafts
-        tokens = self._totals.draft_tokens
-        accepted = self._totals.accepted_tokens
-        per_pos = [float(x) for x in self._totals.accepted_per_pos]
-        for s in list(self._running.values()):
-            drafts += s.stats.drafts
-            tokens += s.stats.draft_tokens
-            accepted += s.stats.accepted_tokens
-            per_pos += [0.0] * max(0, len(s.stats.accepted_per_pos) - len(per_pos))
-            for i, count in enumerate(s.stats.accepted_per_pos):
-                per_pos[i] += count
-        return {
-            "spec_decode_num_drafts": float(drafts),
-            "spec_decode_num_draft_tokens": float(tokens),
-            "spec_decode_num_accepted_tokens": float(accepted),
-            "spec_decode_num_accepted_tokens_per_pos": per_pos,
-            "engine_full": float(self._full),
-            "kv_cache_usage_perc": 1.0 - len(self._free) / self.max_sequences,
-        }
+        running = [s.stats for s in list(self._running.values())]
+        counters = add_up([self._totals, *running])
+        counters["engine_full"] = float(self._full)
+        counters["kv_cache_usage_perc"] = 1.0 - len(self._free) / self.max_sequences
+        return counters
 
     def close(self) -> None:
         """Drop all requests and memory."""

@@ -96,7 +96,7 @@ def load_engine(
     max_len = min(max_model_len or DEFAULT_MAX_LEN, config.max_positions)
     kind = getattr(torch, dtype)
     if device == "cuda":
-        from .graph import load_cuda_engine
+        from .gpu_engine import load_cuda_engine
 
         return load_cuda_engine(
             config, lambda positions: _weights(model, config, seed, where, kind, positions),
@@ -109,9 +109,7 @@ def load_engine(
             missing = parameters.missing_mtp
             what = f"tensor {missing[0]} is missing" if missing else "the model has no MTP module"
             raise CheckpointError(f"{model}: cannot draft with mtp: {what}")
-        state = State(
-            config, max_sequences, max_len, where, kind, mtp=parameters.mtp is not None
-        )
+        state = State(config, max_sequences, max_len, where, kind, mtp=parameters.mtp is not None)
         drafter = None
         if parameters.mtp is not None and state.mtp is not None:
             drafter = MtpDrafter(parameters, state.mtp)

@@ -84,10 +84,7 @@ def run_round(model: Model, lanes: list[Lane]) -> list[Verdict]:
         start = b * m
         end = start + 1 + len(lane.drafts)
         own = logits[start:end]
-        if plain:
-            y = best[start:end]
-        else:
-            y = lane.sampler.choose(own, lane.position + 1, lane.drafts)
+        y = best[start:end] if plain else lane.sampler.choose(own, lane.position + 1, lane.drafts)
         n = accepted(lane, y)
         finite = healthy or bool(torch.isfinite(hidden[start:end].sum()))
         verdicts.append(Verdict(y[: n + 1], n, hidden[start:end], own, finite))
@@ -103,9 +100,7 @@ def accepted(lane: Lane, y: list[int]) -> int:
         else:
             at = lane.position + 1 + j
             sampler = lane.sampler
-            good = synthetic_acceptance(
-                sampler.seed, sampler.params.choice, at, lane.acceptance
-            )
+            good = synthetic_acceptance(sampler.seed, sampler.params.choice, at, lane.acceptance)
         if not good:
             break
         n += 1

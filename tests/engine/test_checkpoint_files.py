@@ -10,7 +10,6 @@ import pytest
 import torch
 from qwen import VOCAB, checkpoint, engine, generate, prompt
 from safetensors.torch import load_file, save_file
-
 from vkengine.checkpoint import CheckpointError
 from vkengine.config import KNOWN_SHAPES, ConfigError, parse_config
 from vkengine.engine import load_engine

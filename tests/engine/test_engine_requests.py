@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from qwen import VOCAB, engine, generate, prompt, reference
-
 from vkengine.draft.auto import AutoK
 from vkengine.draft.ngram import NgramIndex
 from vkengine.draft.oracle import Oracle
@@ -47,7 +46,10 @@ def test_counts_are_those_of_the_oracle() -> None:
     stats = outputs(eng, prompt(12), greedy(draft=Draft("oracle", 4)), "o")[-1].stats
     lengths = [r % 3 for r in range(stats.drafts)]
     assert stats.accepted_tokens == sum(lengths)
-    assert stats.accepted_per_pos[:2] == [sum(x >= 1 for x in lengths), sum(x >= 2 for x in lengths)]
+    assert stats.accepted_per_pos[:2] == [
+        sum(x >= 1 for x in lengths),
+        sum(x >= 2 for x in lengths),
+    ]
     counters = eng.counters()
     assert counters["spec_decode_num_drafts"] == stats.drafts
     assert counters["spec_decode_num_accepted_tokens"] == stats.accepted_tokens
@@ -91,7 +93,7 @@ def test_length_is_bounded_by_the_context() -> None:
         got = outputs(eng, prompt(50), greedy(max_tokens=1000, draft=draft))
         assert sum(len(o.token_ids) for o in got) == 14
         assert got[-1].finish_reason == "length"
-    with pytest.raises(ValueError, match="^prompt_token_ids:"):
+    with pytest.raises(ValueError, match=r"^prompt_token_ids:"):
         eng.add("r", prompt(64), greedy())
 
 
@@ -147,7 +149,9 @@ def test_synthetic_acceptance_runs_every_pass(acceptance: float) -> None:
     again = outputs(eng, prompt(20), params)[-1].stats
     assert again.accepted_per_pos == stats.accepted_per_pos
     if acceptance == 0.0:  # nothing accepted: each round emits the target's own next token
-        assert generate(eng, prompt(20), params) == generate(eng, prompt(20), greedy(max_tokens=120))
+        assert generate(eng, prompt(20), params) == generate(
+            eng, prompt(20), greedy(max_tokens=120)
+        )
 
 
 def test_seeds_choices_and_their_defaults() -> None:

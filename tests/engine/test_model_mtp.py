@@ -1,4 +1,4 @@
-"""The MTP drafter against a plain reading of the published module, built from transformers' layer."""
+"""The MTP drafter against a plain reading of the published module on transformers' layer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import torch
 from qwen import VOCAB, checkpoint, engine, prompt, reference, text_config
 from safetensors.torch import load_file
 from torch import Tensor
-
 from vkengine.sampler import Sampler, make_processors
 from vkengine.sampling import SamplingParams
 
@@ -49,9 +48,7 @@ class Module:
         positions = torch.arange(length)[None].expand(3, 1, -1)
         mask = torch.full((length, length), float("-inf")).triu(1)[None, None]
         with torch.no_grad():
-            y = self.layer(
-                x, position_embeddings=self.rotary(x, positions), attention_mask=mask
-            )
+            y = self.layer(x, position_embeddings=self.rotary(x, positions), attention_mask=mask)
         y = y[0] if isinstance(y, tuple) else y
         return norm(y[0], self.t["mtp.norm.weight"])
 

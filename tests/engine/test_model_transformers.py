@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from qwen import VOCAB, checkpoint, engine, prompt, reference
-
 from vkengine.config import read_config
 from vkengine.models.qwen3_5 import logits_of
 from vkengine.prefill import UNIT, Span, prefill_unit

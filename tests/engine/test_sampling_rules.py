@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 from scipy import stats
-
 from vkengine.ops.sample import process, row_key
 from vkengine.ops.sample.noise import gumbel, philox4x32, word_bits
 from vkengine.sampler import Sampler, logprobs_of, make_processors, synthetic_acceptance
@@ -183,9 +182,7 @@ def test_e65_ties_go_to_the_lowest_id() -> None:
     logits[0, [4, 9]] = 2.0
     logits[1, [15, 3]] = 7.0
     assert sampler.choose(logits, 0, [1, 2]) == [4, 3, 0]
-    kept = process(
-        torch.zeros(1, V), make_processors(SamplingParams(top_k=3), [1], [], V), 0, []
-    )
+    kept = process(torch.zeros(1, V), make_processors(SamplingParams(top_k=3), [1], [], V), 0, [])
     assert torch.isfinite(kept[0]).nonzero().flatten().tolist() == [0, 1, 2]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from qwen import VOCAB, engine, generate, prompt
-
 from vkengine.ops.gdn.cpu import BLOCK, fold
 from vkengine.output import EngineFull
 from vkengine.prefill import delta_rule, state_after
@@ -194,7 +193,9 @@ def test_e72_e73_chunk_form_equals_the_recurrence(decay: str) -> None:
     """Decay factors of 1e-12 (E72), exactly 1 (E73), and both in one chunk."""
     g = torch.Generator().manual_seed(0)
     hv, t, dk, dv = 2, 64, 16, 8
-    q, k = (torch.nn.functional.normalize(torch.randn(hv, t, dk, generator=g), dim=-1) for _ in "qk")
+    q, k = (
+        torch.nn.functional.normalize(torch.randn(hv, t, dk, generator=g), dim=-1) for _ in "qk"
+    )
     v = torch.randn(hv, t, dv, generator=g)
     s = torch.randn(hv, dk, dv, generator=g)
     beta = torch.rand(hv, t, generator=g)

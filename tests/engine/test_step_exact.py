@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from qwen import VOCAB, engine, generate, prompt
-
 from vkengine.draft.oracle import Oracle
 from vkengine.sampling import Draft, SamplingParams
 

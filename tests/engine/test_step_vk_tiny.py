@@ -7,7 +7,6 @@ import functools
 import pytest
 import torch
 from qwen import generate
-
 from vkengine.engine import load_engine
 from vkengine.ops.linear.packed import pack
 from vkengine.sampling import Draft, SamplingParams

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..sampling import MAX_K
+from vkengine.sampling import MAX_K
 
 
 @dataclass(slots=True)

@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..models.layout import AttentionWeights, MlpWeights, ModelWeights, MoeWeights
-from ..ops.attention.cpu import pair_order, rotation_table
-from ..ops.linear import PackedMatrix, pack
-from ..ops.moe.reference import shared_matrices
-from ..ops.norm.cpu import inverse_norm
-from ..sampler import Sampler
-from ..state import AttentionState
+from vkengine.models.layout import AttentionWeights, MlpWeights, ModelWeights, MoeWeights
+from vkengine.ops.attention.cpu import pair_order, rotation_table
+from vkengine.ops.linear import PackedMatrix, pack
+from vkengine.ops.moe.reference import shared_matrices
+from vkengine.ops.norm.cpu import inverse_norm
+from vkengine.sampler import Sampler
+from vkengine.state import AttentionState
 
 
 @dataclass(slots=True)
@@ -90,9 +90,7 @@ class MtpDrafter:
         k = y[:, : a.kv_heads * d].view(n, a.kv_heads, d)
         k = _rotate(k, a.gains[: a.kv_heads], a.turns[pos : pos + n], d * self.config.rms_eps)
         self.state.k[slot, pos : pos + n].copy_(k)
-        self.state.v[slot, pos : pos + n].copy_(
-            y[:, a.kv_heads * d : kv].view(n, a.kv_heads, d)
-        )
+        self.state.v[slot, pos : pos + n].copy_(y[:, a.kv_heads * d : kv].view(n, a.kv_heads, d))
         if not query:
             return None
         last = pos + n - 1
@@ -211,5 +209,3 @@ def _pack_attention(weights: ModelWeights) -> _Attention:
         w_o=w.w_o.float().t().contiguous(),
         turns=rotation_table(w),
     )
-
-

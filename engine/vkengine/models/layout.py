@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..config import ModelConfig
-from ..ops.linear import Matrix
+from vkengine.config import ModelConfig
+from vkengine.ops.linear import Matrix
 
 
 @dataclass(slots=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..ops.attention.cpu import prepare as prepare_attention
-from ..ops.attention.cpu import rotation_table
-from ..ops.gdn.cpu import prepare as prepare_gdn
-from ..ops.head.cpu import prepare as prepare_head
-from ..ops.mlp.cpu import prepare as prepare_mlp
-from ..ops.moe.cpu import prepare as prepare_moe
+from vkengine.ops.attention.cpu import prepare as prepare_attention
+from vkengine.ops.attention.cpu import rotation_table
+from vkengine.ops.gdn.cpu import prepare as prepare_gdn
+from vkengine.ops.head.cpu import prepare as prepare_head
+from vkengine.ops.mlp.cpu import prepare as prepare_mlp
+from vkengine.ops.moe.cpu import prepare as prepare_moe
+
 from .layout import (
     GdnWeights,
     LayerWeights,
@@ -57,5 +58,3 @@ def prepare_cpu(weights: ModelWeights, release: bool = True) -> None:
             head.weight = torch.empty(0)
     if release:
         weights.mtp = None
-
-

@@ -8,20 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops.attention import attention
-from ..ops.attention import cpu as attention_cpu
-from ..ops.embed import embed
-from ..ops.gdn import cpu as gdn_cpu
-from ..ops.gdn import gdn
-from ..ops.head import head
-from ..ops.mlp import cpu as mlp_cpu
-from ..ops.mlp import mlp
-from ..ops.moe import cpu as moe_cpu
-from ..ops.moe import moe
-from ..rows import Rows, Workspace
-from ..state import State
-from .layout import AttentionWeights, GdnWeights, MlpWeights, ModelWeights, MoeWeights
+from vkengine.ops.attention import attention
+from vkengine.ops.attention import cpu as attention_cpu
+from vkengine.ops.embed import embed
+from vkengine.ops.gdn import cpu as gdn_cpu
+from vkengine.ops.gdn import gdn
+from vkengine.ops.head import head
+from vkengine.ops.mlp import cpu as mlp_cpu
+from vkengine.ops.mlp import mlp
+from vkengine.ops.moe import cpu as moe_cpu
+from vkengine.ops.moe import moe
+from vkengine.rows import Rows, Workspace
+from vkengine.state import State
 
+from .layout import AttentionWeights, GdnWeights, MlpWeights, ModelWeights, MoeWeights
 
 Block = Callable[[Tensor, Any, Any, Rows, Workspace], None]
 #: One block after another: the op, its weights, its state (None for feed-forward).

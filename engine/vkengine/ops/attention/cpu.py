@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...models.layout import AttentionWeights
-from ...rows import Rows, Workspace
-from ...state import AttentionState
-from ..linear import PackedMatrix, pack
-from ..norm.cpu import inverse_norm
+from vkengine.models.layout import AttentionWeights
+from vkengine.ops.linear import PackedMatrix, pack
+from vkengine.ops.norm.cpu import inverse_norm
+from vkengine.rows import Rows, Workspace
+from vkengine.state import AttentionState
 
 #: Tokens per split (as in reference.py).
 SPLIT = 256

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...models.layout import AttentionWeights
-from ...rows import Rows, Workspace
-from ...state import AttentionState
-from ..linear import linear
-from ..norm import rms_norm
+from vkengine.models.layout import AttentionWeights
+from vkengine.ops.linear import linear
+from vkengine.ops.norm import rms_norm
+from vkengine.rows import Rows, Workspace
+from vkengine.state import AttentionState
 
 #: Tokens per split. A row's sums are formed per split and added in ascending order.
 SPLIT = 256

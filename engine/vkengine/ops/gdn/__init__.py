@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...models.layout import GdnWeights
-from ...rows import Rows, Workspace
-from ...state import GdnState
+from vkengine.models.layout import GdnWeights
+from vkengine.rows import Rows, Workspace
+from vkengine.state import GdnState
+
 from . import cpu, reference
 
 

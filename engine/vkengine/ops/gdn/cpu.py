@@ -24,13 +24,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...models.layout import GdnWeights
-from ...rows import Rows, Workspace
-from ...state import RING_MASK, GdnState
-from ..linear import PackedMatrix, pack
-from ..norm.cpu import inverse_norm, padded
+from vkengine.models.layout import GdnWeights
+from vkengine.ops.linear import PackedMatrix, pack
+from vkengine.ops.norm.cpu import inverse_norm, padded
+from vkengine.rows import Rows, Workspace
+from vkengine.state import RING_MASK, GdnState
 
-BLOCK = 8
+from .views import BLOCK, Half, Scratch, scratch_views, slot_views
+
 BLOCK_MASK = BLOCK - 1
 _L2_EPS = 1e-6
 
@@ -63,6 +64,10 @@ class PackedGdn:
     w_out: PackedMatrix
     sizes: list[int]
     tables: Tables
+
+    @property
+    def dims(self) -> tuple[int, int, int, int]:
+        return self.key_heads, self.heads, self.dk, self.dv
 
 
 def make_tables() -> Tables:
@@ -167,125 +172,6 @@ def fold(s: Tensor, keys: Tensor, updates: Tensor, decay: Tensor, heads: int) ->
     return torch.baddbmm(s * whole, k.permute(1, 2, 0), updates.transpose(0, 1))
 
 
-@dataclass(slots=True)
-class Half:
-    """Views of one block's half of a slot's rings."""
-
-    ring: tuple[Tensor, Tensor, Tensor]  # keys [8, Hk, dk], updates [8, Hv, dv], decay [8, Hv]
-    keys: Tensor  # [Hk, 1, 8, dk]
-    past: Tensor  # [Hv, 8, dv]
-    decay: Tensor  # [Hv, 1, 8]
-    updates: tuple[Tensor, ...]  # eight of [Hv, dv]
-
-
-@dataclass(slots=True)
-class Slot:
-    """Views of one slot of one layer's state, made once: slicing costs as much as arithmetic."""
-
-    conv: Tensor
-    s: Tensor
-    ring_k: Tensor
-    ring_g: Tensor
-    halves: tuple[Half, Half]
-
-
-def _slot(state: GdnState, slot: int) -> Slot:
-    found = state.views.get(slot)
-    if found is None:
-        halves = []
-        for start in (0, BLOCK):
-            span = slice(start, start + BLOCK)
-            k, u, g = (r[slot, span] for r in (state.ring_k, state.ring_u, state.ring_g))
-            halves.append(
-                Half(
-                    ring=(k, u, g),
-                    keys=k.transpose(0, 1).unsqueeze(1),
-                    past=u.transpose(0, 1),
-                    decay=g.t().unsqueeze(1),
-                    updates=u.unbind(0),
-                )
-            )
-        found = Slot(
-            state.conv[slot], state.S[slot], state.ring_k[slot], state.ring_g[slot],
-            (halves[0], halves[1]),
-        )  # fmt: skip
-        state.views[slot] = found
-    return found
-
-
-@dataclass(slots=True)
-class Scratch:
-    """Buffers of one block and their views for rows ``first..first+m-1``."""
-
-    x: Tensor  # [Hv, 16, dk]: the block's keys, then queries
-    x_keys: Tensor  # [Hk, rep, 8, dk]
-    x_queries: Tensor  # [Hk, rep, m, dk]
-    keys_t: Tensor  # [Hv, dk, 8]
-    read: Tensor  # [Hv, 16, dv]: S^T k, then S^T q
-    read_halves: Tensor  # [Hv, 2, 8, dv]
-    read_keys: Tensor  # [Hv, m, dv]
-    read_queries: Tensor  # [Hv, 8, dv]
-    dots: Tensor  # [Hv, 16, 8]
-    dots_halves: Tensor  # [Hv, 2, 8, 8]
-    dots_keys: Tensor  # [Hv, m, 8]
-    dots_queries: Tensor  # [Hv, 8, 8]
-    gates: Tensor  # [Hv, 9, 8]
-    decay: Tensor  # [Hv, 9, 8]
-    between: Tensor  # [Hv, 1, 8, 8]: decay from column to row
-    start: Tensor  # [Hv, 1, 8, 1]
-    rest: Tensor  # [Hv, m, dv]
-    rest_rows: tuple[Tensor, ...]  # m of [Hv, dv]
-    mix: Tensor  # [Hv, m, 8]
-    mix_rows: tuple[Tensor, ...]  # m of [Hv, 1, 8]
-    done: Tensor  # [Hv, 1, dv]
-    done_row: Tensor  # [Hv, dv]
-    out: Tensor  # [Hv, 8, dv]
-    out_rows: Tensor  # [m, Hv, dv]
-
-
-def _scratch(p: PackedGdn, first: int, m: int, ws: Workspace) -> Scratch:
-    key = (p.key_heads, p.heads, p.dk, p.dv, first, m)
-    found = ws.views.get(key)
-    if found is None:
-        hv, hk, dk, dv, last = p.heads, p.key_heads, p.dk, p.dv, first + m
-        x = ws.get("gdn.x", (hk, hv // hk, 2 * BLOCK, dk))
-        read = ws.get("gdn.read", (hv, 2 * BLOCK, dv))
-        dots = ws.get("gdn.dots", (hv, 2 * BLOCK, BLOCK))
-        decay = ws.get("gdn.decay", (hv, BLOCK + 1, BLOCK))
-        rest, mix = ws.get("gdn.rest", (hv, m, dv)), ws.get("gdn.mix", (hv, m, BLOCK))
-        done, out = ws.get("gdn.done", (hv, 1, dv)), ws.get("gdn.out", (hv, BLOCK, dv))
-        flat = x.view(hv, 2 * BLOCK, dk)
-        read4, dots4 = read.view(hv, 2, BLOCK, dv), dots.view(hv, 2, BLOCK, BLOCK)
-        found = Scratch(
-            x=flat,
-            x_keys=x[:, :, :BLOCK],
-            x_queries=x[:, :, BLOCK + first : BLOCK + last],
-            keys_t=flat[:, :BLOCK].transpose(1, 2),
-            read=read,
-            read_halves=read4,
-            read_keys=read4[:, 0, first:last],
-            read_queries=read4[:, 1],
-            dots=dots,
-            dots_halves=dots4,
-            dots_keys=dots4[:, 0, first:last],
-            dots_queries=dots4[:, 1],
-            gates=ws.get("gdn.gates", (hv, BLOCK + 1, BLOCK)),
-            decay=decay,
-            between=decay[:, 1:].transpose(1, 2).unsqueeze(1),
-            start=decay[:, 0].view(hv, 1, BLOCK, 1),
-            rest=rest,
-            rest_rows=rest.unbind(1),
-            mix=mix,
-            mix_rows=mix.split(1, dim=1),
-            done=done,
-            done_row=done[:, 0],
-            out=out,
-            out_rows=out[:, first:last].transpose(0, 1),
-        )
-        ws.views[key] = found
-    return found
-
-
 def _block(
     q: Tensor, v: Tensor, beta: Tensor, s: Tensor, half: Half, first: int, t: Tables, b: Scratch
 ) -> Tensor:
@@ -329,7 +215,7 @@ def gdn(h: Tensor, w: GdnWeights, state: GdnState, rows: Rows, ws: Workspace) ->
     out = torch.empty(h.shape[0], p.heads, p.dv)
     pairs = rows.pairs
     for b, (slot, pos0) in enumerate(pairs):
-        views = _slot(state, slot)
+        views = slot_views(state, slot)
         # First of all: the new rows may overwrite ring entries that are yet to be folded.
         s = views.s
         for start in range(folded[slot], pos0 & ~BLOCK_MASK, BLOCK):
@@ -348,15 +234,17 @@ def gdn(h: Tensor, w: GdnWeights, state: GdnState, rows: Rows, ws: Workspace) ->
         half = pos0 >> 3 & 1
         count = min(m, BLOCK - first)
         if count == m:
-            scratch = _scratch(p, first, m, ws)
+            scratch = scratch_views(p.dims, first, m, ws)
             own_out.copy_(_block(q, v, own_beta, s, views.halves[half], first, t, scratch))
             continue
         done = 0
         while done < m:
             rest = slice(done, done + count)
-            scratch = _scratch(p, first, count, ws)
+            scratch = scratch_views(p.dims, first, count, ws)
             live = views.halves[half]
-            own_out[rest].copy_(_block(q[rest], v[rest], own_beta[rest], s, live, first, t, scratch))
+            own_out[rest].copy_(
+                _block(q[rest], v[rest], own_beta[rest], s, live, first, t, scratch)
+            )
             done += count
             if done < m:
                 s = fold(s, *live.ring, p.heads)

@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...models.layout import GdnWeights
-from ...rows import Rows, Workspace
-from ...state import RING_MASK, GdnState
-from ..linear import linear
-from ..norm import l2_normalise, rms_norm
+from vkengine.models.layout import GdnWeights
+from vkengine.ops.linear import linear
+from vkengine.ops.norm import l2_normalise, rms_norm
+from vkengine.rows import Rows, Workspace
+from vkengine.state import RING_MASK, GdnState
 
 
 def project(h: Tensor, w: GdnWeights) -> tuple[Tensor, Tensor, Tensor, Tensor]:

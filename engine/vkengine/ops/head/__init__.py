@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...models.layout import HeadWeights
+from vkengine.models.layout import HeadWeights
+
 from .reference import argmax
 from .reference import head as reference_head
 

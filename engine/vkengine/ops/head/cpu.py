@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ...models.layout import HeadWeights
-from ..linear import PackedMatrix, pack
-from ..norm.cpu import inverse_norm
+from vkengine.models.layout import HeadWeights
+from vkengine.ops.linear import PackedMatrix, pack
+from vkengine.ops.norm.cpu import inverse_norm
 
 
 @dataclass(slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...models.layout import HeadWeights
-from ..linear import linear
-from ..norm import rms_norm
+from vkengine.models.layout import HeadWeights
+from vkengine.ops.linear import linear
+from vkengine.ops.norm import rms_norm
 
 
 def head(h: Tensor, w: HeadWeights) -> tuple[Tensor, Tensor]:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...models.layout import MlpWeights
-from ...rows import Rows, Workspace
+from vkengine.models.layout import MlpWeights
+from vkengine.rows import Rows, Workspace
+
 from . import cpu, reference
 
 
-def mlp(h: Tensor, w: MlpWeights, state: None, rows: Rows, ws: Workspace) -> None:
+def mlp(h: Tensor, w: MlpWeights, state: None, rows: Rows | None, ws: Workspace) -> None:
     """Add the layer's output to the residual stream ``h [R, H]`` f32; see reference.py."""
     if h.is_cuda:
-        from .triton import mlp as run
-    elif w.packed is not None:
+        from .triton import mlp as run_triton
+
+        assert rows is not None, "prefill units do not come here on a GPU"
+        run_triton(h, w, state, rows, ws)
+        return
+    if w.packed is not None:
         run = cpu.mlp
     else:
         run = reference.mlp

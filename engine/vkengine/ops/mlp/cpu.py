@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...models.layout import MlpWeights
-from ...rows import Rows, Workspace
-from ..linear import PackedMatrix, pack
-from ..norm.cpu import inverse_norm
+from vkengine.models.layout import MlpWeights
+from vkengine.ops.linear import PackedMatrix, pack
+from vkengine.ops.norm.cpu import inverse_norm
+from vkengine.rows import Rows, Workspace
 
 
 @dataclass(slots=True)

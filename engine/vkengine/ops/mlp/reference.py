@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...models.layout import MlpWeights
-from ...rows import Rows, Workspace
-from ..linear import linear
-from ..norm import rms_norm
+from vkengine.models.layout import MlpWeights
+from vkengine.ops.linear import linear
+from vkengine.ops.norm import rms_norm
+from vkengine.rows import Rows, Workspace
 
 
 def mlp(h: Tensor, w: MlpWeights, state: None, rows: Rows | None, ws: Workspace) -> None:

@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...models.layout import MoeWeights
-from ...rows import Rows, Workspace
-from ..linear import PackedMatrix, pack
-from ..norm.cpu import inverse_norm, padded
+from vkengine.models.layout import MoeWeights
+from vkengine.ops.linear import PackedMatrix, pack
+from vkengine.ops.norm.cpu import inverse_norm, padded
+from vkengine.rows import Rows, Workspace
+
 from .reference import shared_matrices
 
 #: Widest sum of expert widths (shared one included) for which this form pays.

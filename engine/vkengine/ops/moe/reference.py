@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...models.layout import MoeWeights
-from ...rows import Rows, Workspace
-from ..linear import linear
-from ..norm import rms_norm
+from vkengine.models.layout import MoeWeights
+from vkengine.ops.linear import linear
+from vkengine.ops.norm import rms_norm
+from vkengine.rows import Rows, Workspace
 
 
 def route(x: Tensor, w: MoeWeights) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,7 +12,6 @@ Two stages, both plain 32-bit integer arithmetic that every device computes alik
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 _WORD = 0xFFFFFFFF
@@ -48,7 +47,7 @@ def signed(word: int) -> int:
 
 
 def mix(x: Tensor) -> Tensor:
-    """32-bit finaliser on int32, in place: xor-shift right (logical), multiply, twice, xor-shift."""
+    """32-bit finaliser on int32, in place: twice xor-shift right and multiply, then xor-shift."""
     for i, shift in enumerate(MIX_SHIFTS):
         x ^= (x >> shift) & ((1 << (32 - shift)) - 1)
         if i < 2:
