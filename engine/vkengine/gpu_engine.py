@@ -1,12 +1,10 @@
 """The engine on a GPU: the same requests and outputs, rounds as CUDA graphs.
 
-Sequences that decode sit in the first lanes. A round of the graph kind takes its tokens, positions,
-drafts and acceptance from the device and leaves a record of 16 integers per lane; the host may
-launch
-the next round before it has read the last one. What the kernels cannot do (top-k, top-p, min-p,
-penalties, bias, logprobs, drafts that the host proposes) runs between two graphs, verify and
-finish,
-with torch on the device: the same tokens, one synchronisation a round.
+Sequences that decode sit in the first lanes. A round of the graph kind takes its tokens,
+positions, drafts and acceptance from the device and leaves a record of 16 integers per lane; the
+host may launch the next round before it has read the last one. What the kernels cannot do (top-k,
+top-p, min-p, penalties, bias, logprobs, drafts that the host proposes) runs between two graphs,
+verify and finish, with torch on the device: the same tokens, one synchronisation a round.
 """
 
 from __future__ import annotations

@@ -50,7 +50,8 @@ def sample(
     sample_kernel[(parts, rows)](
         logits, ids if ids is not None else counter, row if row is not None else counter,
         temperature, seed, pos, torch.full((len(temperature), 4), 7, dtype=torch.int32),
-        until if until is not None else torch.zeros(len(temperature), dtype=torch.int32), value, index, counter, out, v, 1, 16,
+        until if until is not None else torch.zeros(len(temperature), dtype=torch.int32),
+        value, index, counter, out, v, 1, 16,
         M=m, HAS_IDS=ids is not None, HAS_ROW=row is not None, CHUNK=128, PARTS=parts, PP=4,
     )  # fmt: skip
     assert not counter.any()
@@ -122,7 +123,8 @@ def test_accept(synthetic: float | None) -> None:
     slot = ints(5, 3, 2, 1, 0)
     kept = limit.clone()
     accept_kernel[(b,)](
-        tokens, y, limit, torch.full((b,), 16, dtype=torch.int32), chance, seeds(*[(77, 0)] * b), slot, pos, next_pos, folded, row, chain,
+        tokens, y, limit, torch.full((b,), 16, dtype=torch.int32), chance,
+        seeds(*[(77, 0)] * b), slot, pos, next_pos, folded, row, chain,
         record, 16, 10**6, b, 16, M=m, MP=16, SALT=ACCEPTANCE_CHOICE,
     )  # fmt: skip
     forced = None

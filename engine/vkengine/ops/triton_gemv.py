@@ -18,7 +18,6 @@ Variants of the prologue and epilogue (constexpr flags):
 - ``PF``: prefetch of the next kernel's weights into L2 (see ``triton_common``).
 """
 
-
 from __future__ import annotations
 
 import triton

@@ -3,11 +3,10 @@
 Works on ``y [R, (2*NH + 2*NKV) * D]`` (per head query | gate, then keys, then values; fp32). One
 program per (walker, row, key head) reads fixed splits of ``SPLIT`` tokens at absolute boundaries:
 query norm and rotation, the round's own keys (normalised, rotated) and values put into the cache,
-then softmax over the split. The last program of a (row, key head) combines the splits in
-ascending order and applies the sigmoid gate. What a row
-computes depends on its position alone: never on M, on its neighbours, or on how many walkers run.
+then softmax over the split. The last program of a (row, key head) combines the splits in ascending
+order and applies the sigmoid gate. What a row computes depends on its position alone: never on M,
+on its neighbours, or on how many walkers run.
 """
-
 
 from __future__ import annotations
 

@@ -1,12 +1,10 @@
 """Gated DeltaNet between its two projections, one program per tile of a value head and sequence.
 
 Works on ``y [R, conv_dim + Hv*dv + 2*Hv]`` (qkv | z | b | a, fp32): causal convolution over the
-ring
-of earlier rows, SiLU, gates, l2 norm, the delta rule token by token, and ``x = o * gain * silu(z)
-[R, Hv*dv]`` in
-the weight's type. The gated norm's root mean square spans a head, a program only ``BV`` of its
-columns, so each program leaves a partial sum of squares ``[R, Hv, dv/BV]`` and the output
-projection applies the factor per head.
+ring of earlier rows, SiLU, gates, l2 norm, the delta rule token by token, and ``x = o * gain *
+silu(z) [R, Hv*dv]`` in the weight's type. The gated norm's root mean square spans a head, a
+program only ``BV`` of its columns, so each program leaves a partial sum of squares ``[R, Hv,
+dv/BV]`` and the output projection applies the factor per head.
 
 State is keyed by absolute position (index ``p & (RING - 1)``): the stored matrix holds the tokens
 before ``folded``; entries ``folded .. pos0 - 1`` of the rings are replayed into it first with the
@@ -14,7 +12,6 @@ instruction a live step uses (``S = fma(k, u, S * g)``), so that a drafted and r
 leaves the same bits as one that never drafted. Live rows write ring entries and leave the stored
 matrix alone.
 """
-
 
 from __future__ import annotations
 
