@@ -67,11 +67,13 @@ class MtpDrafter:
         shared = shared_matrices(w)
         e = self.config.num_experts
         stacks = [*zip(w.gate_up[:e].unbind(), w.down[:e].unbind(), strict=True), shared]
-        self.router = (w.router.float() * self.ffn_gain).t().contiguous()
         self.experts = [
             ((up.float() * self.ffn_gain).t().contiguous(), down.float().t().contiguous())
             for up, down in stacks
         ]
+        # Router and shared expert see every row: one product.
+        both = torch.cat((w.router.float() * self.ffn_gain, shared[0].float() * self.ffn_gain))
+        self.router = both.t().contiguous()
 
     def _enter(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         """hidden [n, H] at positions p.., tokens [n] at p+1.. -> layer input [n, H]."""
@@ -111,12 +113,13 @@ class MtpDrafter:
         y = x * inverse_norm(x, self.eps)
         if isinstance(self.ffn, MlpWeights):
             return torch.addmm(x, _gated(torch.mm(y, self.up)), self.down)
-        logits = torch.mm(y, self.router)
+        both = torch.mm(y, self.router)
         e = self.config.num_experts
-        values, ids = torch.topk(logits[:, :e], self.config.experts_per_token, dim=1)
+        values, ids = torch.topk(both[:, :e], self.config.experts_per_token, dim=1)
         shares = torch.softmax(values, dim=1).tolist()[0]
-        shares.append(torch.sigmoid(logits[0, e]).item())
-        for index, share in zip([*ids[0].tolist(), e], shares, strict=True):
+        gate = torch.sigmoid(both[0, e]).item()
+        x = torch.addmm(x, _gated(both[:, e + 1 :]), self.experts[e][1], alpha=gate)
+        for index, share in zip(ids.tolist()[0], shares, strict=True):
             up, down = self.experts[index]
             x = torch.addmm(x, _gated(torch.mm(y, up)), down, alpha=share)
         return x

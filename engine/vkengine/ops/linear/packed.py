@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,8 +37,9 @@ def _full(x: Tensor, data: Any) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise.default(x, data, None, "none", [], "")
 
 
-def _half(x: Tensor, data: Any) -> Tensor:
-    return torch.ops.quantized.linear_dynamic_fp16.default(x, data)
+# The bound operator itself: OpOverload.__call__ inspects every argument in Python when one is a
+# packed-weight object, which costs more than a small product.
+_half: Callable[[Tensor, Any], Tensor] = torch.ops.quantized.linear_dynamic_fp16.default._op
 
 
 def _grouped(x: Tensor, data: Any) -> Tensor:
@@ -68,11 +69,15 @@ class PackedMatrix:
     data: Any
     shape: tuple[int, int]
     scale: float = 1.0
+    run: Callable[[Tensor, Any], Tensor] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.run = _FORMS[self.form]
 
     def apply(self, x: Tensor) -> Tensor:
         if self.scale != 1.0:
             x = x * (1.0 / self.scale)
-        return _FORMS[self.form](x, self.data)
+        return self.run(x, self.data)
 
 
 def _rows_are_independent(form: str, data: Any, n: int, k: int) -> bool:

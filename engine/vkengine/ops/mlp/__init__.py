@@ -18,8 +18,5 @@ def mlp(h: Tensor, w: MlpWeights, state: None, rows: Rows | None, ws: Workspace)
         assert rows is not None, "prefill units do not come here on a GPU"
         run_triton(h, w, state, rows, ws)
         return
-    if w.packed is not None:
-        run = cpu.mlp
-    else:
-        run = reference.mlp
+    run = cpu.mlp if w.packed is not None else reference.mlp
     run(h, w, state, rows, ws)

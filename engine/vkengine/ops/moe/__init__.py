@@ -18,8 +18,5 @@ def moe(h: Tensor, w: MoeWeights, state: None, rows: Rows | None, ws: Workspace)
         assert rows is not None, "prefill units do not come here on a GPU"
         run_triton(h, w, state, rows, ws)
         return
-    if w.packed is not None:
-        run = cpu.moe
-    else:
-        run = reference.moe
+    run = cpu.moe if w.packed is not None else reference.moe
     run(h, w, state, rows, ws)
