@@ -13,7 +13,6 @@ from finalbench.metrics.timing import NS, Timing
 def latency_table(timings: Sequence[Timing]) -> dict[str, Distribution]:
     """By metric id. Latency ends at the last content event; usage and [DONE] come later."""
     valid = [t for t in timings if t.valid]
-    first = [t for t in valid if t.first_ns is not None]
     counted = all(t.counted_events for t in valid)
     chunk_gaps, token_gaps, weights = array("d"), array("d"), array("q")
     for one in valid:
@@ -22,11 +21,11 @@ def latency_table(timings: Sequence[Timing]) -> dict[str, Distribution]:
             if counted and n:
                 token_gaps.append(ns * NS / n)
                 weights.append(n)
+    begun = [(t, t.first_ns) for t in valid if t.first_ns is not None]
+    ended = [(t, t.last_ns) for t in valid if t.last_ns is not None]
     return {
-        "ttft_s": distribution([((t.first_ns or 0) - t.sent_ns) * NS for t in first]),
-        "ttft_scheduled_s": distribution(
-            [((t.first_ns or 0) - t.scheduled_ns) * NS for t in first]
-        ),
+        "ttft_s": distribution([(at - t.sent_ns) * NS for t, at in begun]),
+        "ttft_scheduled_s": distribution([(at - t.scheduled_ns) * NS for t, at in begun]),
         "tpot_s": distribution([value for t in valid if (value := tpot_s(t)) is not None]),
         "chunk_gap_s": distribution(chunk_gaps, reason="no second chunk"),
         "token_gap_s": distribution(
@@ -34,8 +33,8 @@ def latency_table(timings: Sequence[Timing]) -> dict[str, Distribution]:
             weights,
             reason="no second chunk" if counted else "tokens per chunk are unknown",
         ),
-        "e2e_s": distribution([((t.last_ns or 0) - t.sent_ns) * NS for t in first]),
-        "e2e_scheduled_s": distribution([((t.last_ns or 0) - t.scheduled_ns) * NS for t in first]),
+        "e2e_s": distribution([(at - t.sent_ns) * NS for t, at in ended]),
+        "e2e_scheduled_s": distribution([(at - t.scheduled_ns) * NS for t, at in ended]),
         "connect_s": distribution(
             [(t.connect_ns - t.sent_ns) * NS for t in valid if t.connect_ns is not None],
             reason="no connection was opened",
@@ -45,16 +44,19 @@ def latency_table(timings: Sequence[Timing]) -> dict[str, Distribution]:
 
 def tpot_s(one: Timing) -> float | None:
     """Seconds per token after the first chunk; None where there is no such token."""
-    if not one.decode_tokens or one.decode_ns is None:
-        return None
-    return one.decode_ns * NS / one.decode_tokens
+    parts = _decode_parts(one)
+    return None if parts is None else parts[0] * NS / parts[1]
 
 
 def token_weighted_tpot(timings: Sequence[Timing]) -> float | None:
-    used = [t for t in timings if t.valid and t.decode_tokens and t.decode_ns is not None]
-    if not used:
-        return None
-    return sum(t.decode_ns or 0 for t in used) * NS / sum(t.decode_tokens or 0 for t in used)
+    parts = [p for t in timings if t.valid and (p := _decode_parts(t)) is not None]
+    return sum(ns for ns, _ in parts) * NS / sum(n for _, n in parts) if parts else None
+
+
+def _decode_parts(one: Timing) -> tuple[int, int] | None:
+    """(ns, tokens) after the first chunk, where there is such a token."""
+    tokens, ns = one.decode_tokens, one.decode_ns
+    return (ns, tokens) if tokens and ns is not None else None
 
 
 def goodput(

@@ -56,9 +56,7 @@ class Timing:
 
     @property
     def decode_ns(self) -> int | None:
-        if self.first_ns is None or self.last_ns is None:
-            return None
-        return self.last_ns - self.first_ns
+        return self.events[-1][0] - self.events[0][0] if self.events else None
 
     def gaps(self) -> Iterator[tuple[int, int | None]]:
         """(gap in ns, tokens of the event that ends it)."""
@@ -120,7 +118,7 @@ def _events(
 ) -> tuple[tuple[int, int | None], ...]:
     chunks = request.chunks
     if source == "ids" or (tokens is not None and sum(n for _, n in chunks) == tokens):
-        return chunks if all(c[1] > 0 for c in chunks) else tuple(c for c in chunks if c[1] > 0)
+        return tuple(c for c in chunks if c[1] > 0)
     if tokens is not None and len(chunks) == tokens:
         # As many content chunks as tokens: each holds exactly one.
         return tuple((t, 1) for t, _ in chunks)

@@ -164,16 +164,22 @@ def bootstrap_bca(
     below = ((means < mean).sum() + 0.5 * (means == mean).sum()) / resamples
     normal = NormalDist()
     bias = normal.inv_cdf(float(below))
-    # The jackknife's deviations are these, divided by n - 1, which cancels.
-    spread = data - mean
-    acceleration = float((spread**3).sum() / (6.0 * (spread**2).sum() ** 1.5))
+    skew = acceleration(values)
 
     def bound(probability: float) -> float:
         z = bias + normal.inv_cdf(probability)
-        level = normal.cdf(bias + z / (1 - acceleration * z))
+        level = normal.cdf(bias + z / (1 - skew * z))
         return float(np.quantile(means, level))
 
     return bound((1 - confidence) / 2), bound((1 + confidence) / 2)
+
+
+def acceleration(values: Sequence[float]) -> float:
+    """Efron's acceleration of the mean. The jackknife's factor 1 / (n - 1) cancels in it."""
+    mean = math.fsum(values) / len(values)
+    cubes = math.fsum((v - mean) ** 3 for v in values)
+    squares = math.fsum((v - mean) ** 2 for v in values)
+    return cubes / (6.0 * squares**1.5)
 
 
 def _log_ratios(candidate: Sequence[float], baseline: Sequence[float]) -> list[float]:

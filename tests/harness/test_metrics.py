@@ -390,6 +390,96 @@ def test_acceptance_by_position_pads_short_records() -> None:
     assert (unknown.drafts, unknown.draft_tokens, unknown.accepted_tokens) == (0, 0, 0)
 
 
+def test_latencies_are_those_of_valid_requests() -> None:
+    good = request(connect_ns=1_003 * MS)
+    failed = request(index=1, status="failed", error="x", ttft_ms=900.0)
+    found = row([good, failed])
+    assert found.latencies["ttft_s"].n == 1
+    assert found.latencies["ttft_s"].mean == pytest.approx(0.050, rel=EXACT)
+    assert found.latencies["chunk_gap_s"].n == 31
+    assert found.latencies["connect_s"].mean == pytest.approx(0.003, rel=EXACT)
+    assert row([request()]).reasons["connect_s.mean"] == "no connection was opened"
+
+
+def test_a_single_chunk_has_no_gap_and_no_time_per_token() -> None:
+    whole = request(sizes=[32])
+    found = row([whole])
+    assert found.decode_tok_s is None
+    assert found.reasons["decode_tok_s"] == "no request has a token after its first chunk"
+    assert found.latencies["tpot_s"].mean is None
+    assert found.tpot_token_weighted_s is None
+    assert found.reasons["tpot_token_weighted_s"] == "no valid request with a second token"
+    assert found.reasons["token_gap_s.mean"] == "no second chunk"
+    assert found.latencies["e2e_s"].mean == pytest.approx(0.050, rel=EXACT)
+    both = row([whole, request(index=1)])
+    assert both.rates["decode_tok_s"].requests == 1
+    assert both.rates["decode_tok_s"].tokens == 31
+    assert both.latencies["tpot_s"].n == 1
+    limits = Limits(tpot_s=0.001)
+    assert row([whole], limits=limits).goodput_share == pytest.approx(1 / 4)
+    assert row([], limits=limits).reasons["goodput_share"] == "no request was scheduled"
+
+
+def test_gaps_of_unknown_chunks_are_unknown() -> None:
+    bare = tuple((t, 0) for t, _ in request().chunks[:20])
+    usage = Usage(prompt=512, completion=32)
+    unknown = request(token_ids=(), usage=usage, chunks=bare)
+    found = row([unknown])
+    assert found.reasons["token_gap_s.mean"] == "tokens per chunk are unknown"
+    assert found.latencies["chunk_gap_s"].n == 19
+    one = timing(unknown)
+    assert (one.tokens, one.first_tokens, one.decode_tokens) == (32, None, None)
+    assert one.decode_ns == 19 * 20 * MS
+    uncounted = timing(request(token_ids=(), usage=None))
+    assert (uncounted.tokens, uncounted.decode_tokens) == (None, None)
+    none = timing(request(sizes=[]))
+    assert (none.decode_ns, none.first_ns, none.last_ns) == (None, None, None)
+
+
+def test_events_follow_the_chunks_whatever_their_sum() -> None:
+    short = request(token_ids=tuple(range(30)))
+    assert timing(short).tokens == 30
+    assert timing(short).events == short.chunks
+    chunks = ((1_050 * MS, 1), (1_070 * MS, 0), (1_090 * MS, 1))
+    assert timing(request(sizes=[1, 1], chunks=chunks)).events == (chunks[0], chunks[2])
+    fours = request(sizes=[4] * 8)
+    by_usage = fours.model_copy(update={"token_ids": (), "token_source": "usage"})
+    assert timing(by_usage).events == fours.chunks
+    assert timing(by_usage).decode_tokens == 28
+
+
+@pytest.mark.parametrize("draft", ["none", "mtp3"])
+def test_every_null_has_a_reason_and_every_reason_a_null(draft: str) -> None:
+    cell = a_cell(draft=draft)
+    for requests in ([], [a_request(cell)], [a_request(cell, sizes=[32])]):
+        found = row(requests, cell=cell)
+        nulls = {
+            name
+            for name in (
+                "decode_tok_s",
+                "decode_tok_s_interval",
+                "e2e_tok_s",
+                "steady_tok_s",
+                "peak_tok_s",
+                "tpot_token_weighted_s",
+                "acceptance_length",
+                "goodput_share",
+                "bandwidth_share",
+                "limit_tok_s",
+            )
+            if getattr(found, name) is None
+        }
+        assert {name for name in found.reasons if "." not in name} == nulls
+        for name, latency in found.latencies.items():
+            for part in ("mean", *FLOORS):
+                assert (getattr(latency, part) is None) == (f"{name}.{part}" in found.reasons)
+
+
+def test_failed_requests_do_not_mix_the_token_source() -> None:
+    failed = request(index=1, token_ids=(), status="failed", error="x")
+    assert row([request(), failed]).token_source == "ids"
+
+
 def test_the_first_good_attempt_counts_and_no_luckier_one() -> None:
     failed = request(status="failed", error="died", request_id="a")
     good = request(request_id="b", roll=1, server_id="s2", step_ms=20.0)

@@ -147,11 +147,50 @@ def test_bca_agrees_with_an_independent_implementation() -> None:
     draw = random.Random(3)
     values = [draw.lognormvariate(0, 0.8) for _ in range(25)]
     reference = bootstrap(
-        (values,), lambda x, axis: x.mean(axis=axis), n_resamples=20_000, method="BCa", rng=1
+        (values,), lambda x, axis: x.mean(axis=axis), n_resamples=60_000, method="BCa", rng=1
     ).confidence_interval
-    low, high = bootstrap_bca(values, resamples=20_000)
-    assert low == pytest.approx(reference.low, rel=0.02)
-    assert high == pytest.approx(reference.high, rel=0.02)
+    low, high = bootstrap_bca(values, resamples=60_000)
+    assert low == pytest.approx(reference.low, rel=0.012)
+    assert high == pytest.approx(reference.high, rel=0.012)
+
+
+def test_acceleration_by_hand() -> None:
+    from finalbench.stats.paired import acceleration
+
+    # Deviations -1, -1, 2: cubes 6, squares 6.
+    assert acceleration([0.0, 0.0, 3.0]) == pytest.approx(6 / (6 * 6**1.5), rel=1e-12)
+    assert acceleration([1.0, 2.0, 3.0]) == 0.0
+    assert acceleration([5.0, 5.0, 2.0]) == pytest.approx(-6 / (6 * 6**1.5), rel=1e-12)
+
+
+def test_fitted_order_is_a_least_squares_intercept() -> None:
+    """Against the textbook matrices, for an order that is neither balanced nor centred."""
+    import numpy as np
+    from scipy.stats import t as student
+
+    draw = random.Random(8)
+    order = [1.0, 1.0, -1.0, 2.0, -2.0, 1.0, 3.0, -1.0]
+    logs = [0.08 + 0.03 * o + draw.gauss(0, 0.02) for o in order]
+    found = paired([math.exp(v) for v in logs], [1.0] * 8, order=order)
+    design = np.column_stack([np.ones(8), order])
+    beta, *_ = np.linalg.lstsq(design, np.array(logs), rcond=None)
+    residual = np.array(logs) - design @ beta
+    covariance = np.linalg.inv(design.T @ design) * (residual @ residual / 6)
+    half = student.ppf(0.975, 6) * math.sqrt(covariance[0, 0])
+    assert math.log(found.ratio) == pytest.approx(beta[0], rel=1e-9)
+    assert math.log(found.order_effect or 0) == pytest.approx(beta[1], rel=1e-9)
+    assert math.log(found.low or 0) == pytest.approx(beta[0] - half, rel=1e-9)
+    assert math.log(found.high or 0) == pytest.approx(beta[0] + half, rel=1e-9)
+    assert found.bootstrap_low is not None and found.bootstrap_high is not None
+    adjusted = [v - beta[1] * o for v, o in zip(logs, order, strict=True)]
+    assert math.log(found.bootstrap_low) == pytest.approx(bootstrap_bca(adjusted)[0], rel=1e-6)
+    assert math.log(found.bootstrap_high) == pytest.approx(bootstrap_bca(adjusted)[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("order", [[0.0, 1.0] * 3, [0.0, -1.0] * 3, [1.0] * 6, [-1.0] * 6])
+def test_an_order_of_one_sign_is_not_fitted(order: list[float]) -> None:
+    values = [1.1, 1.12, 1.09, 1.11, 1.10, 1.13]
+    assert paired(values, [1.0] * 6, order=order).order_effect is None
 
 
 def test_bca_counts_ties_by_half() -> None:
