@@ -197,10 +197,10 @@ def _acceptance(cell: Cell, requests: Sequence[RequestRecord]) -> Acceptance:
 
 def _best(rates: Sequence[Rate]) -> Rate:
     # The mean is over all blocks, so a peak of only some of them could be below it.
-    unknown = [r for r in rates if r.value is None]
-    if unknown or not rates:
-        return missing(next((r.reason for r in unknown if r.reason), "no block was measured"))
-    return max(rates, key=lambda r: r.value or 0.0)
+    values = [r.value for r in rates if r.value is not None]
+    if not rates or len(values) < len(rates):
+        return missing(next((r.reason for r in rates if r.reason), "no block was measured"))
+    return rates[values.index(max(values))]
 
 
 def _counts(

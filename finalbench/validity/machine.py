@@ -94,7 +94,7 @@ def check_gpu_clocks(
                 spread=spread,
                 bound=MAX_CLOCK_SPREAD,
             )
-    if len(typical) > 1:
+    if typical:
         low, high = min(typical.values()), max(typical.values())
         if high / low - 1 > MAX_CLOCK_OFFSET:
             text = ", ".join(f"{arm} {clock:.0f} MHz" for arm, clock in typical.items())

@@ -480,6 +480,41 @@ def test_failed_requests_do_not_mix_the_token_source() -> None:
     assert row([request(), failed]).token_source == "ids"
 
 
+def test_a_cells_peak_is_its_best_block_and_needs_every_block() -> None:
+    slow = request(sizes=[1] * 60, step_ms=50.0)
+    fast = request(sizes=[1] * 60, step_ms=40.0, block=1, server_id="s1")
+    short = request(sizes=[1] * 10, step_ms=40.0, block=2, server_id="s2")
+    found = row([slow, fast])
+    best = peak_rate([timing(fast)])
+    assert found.rates["peak_tok_s"] == best
+    assert found.peak_tok_s == best.value
+    cut = row([slow, fast, short])
+    assert cut.peak_tok_s is None
+    assert cut.reasons["peak_tok_s"] == "the events span less than one bucket of 1 s"
+
+
+def test_acceptance_is_that_of_valid_requests() -> None:
+    cell = a_cell(draft="mtp3")
+    good = a_request(cell)
+    cut = a_request(cell, index=1, status="failed", error="x", spec=None)
+    found = row([good, cut], cell=cell)
+    assert found.acceptance_length == pytest.approx(1 + 18 / 13)
+    lost = row([cut], cell=cell)
+    assert lost.reasons["acceptance_length"] == "no valid request"
+
+
+def test_a_table_finds_its_cells() -> None:
+    table = compute(make_records(RUN))
+    for cell in RUN.plan.cells:
+        assert table.cell(cell.id).id == cell.id
+    assert table.schema_version == 1
+
+
+def test_missing_rates_credit_no_request() -> None:
+    assert decode_rate([], 1).requests == 0
+    assert decode_rate([], 1).reason == "no valid request"
+
+
 def test_the_first_good_attempt_counts_and_no_luckier_one() -> None:
     failed = request(status="failed", error="died", request_id="a")
     good = request(request_id="b", roll=1, server_id="s2", step_ms=20.0)
@@ -552,7 +587,14 @@ def test_l11_labels_come_from_the_registry() -> None:
         "bandwidth_share": "Share of the bandwidth limit",
         "limit_tok_s": "Bandwidth limit (tok/s)",
     }
-    assert all(m.formula and m.version >= 1 for m in METRICS.values())
+    assert all(m.formula and m.version == 1 for m in METRICS.values())
+    bounds = {"rate": {(1e-3, 1e8)}, "time": {(1e-9, 86_400.0)}}
+    bounds["ratio"] = {(1.0, 9.0), (0.0, 1.0)}
+    for scale, known in bounds.items():
+        assert {m.bounds for m in METRICS.values() if m.scale == scale} == known
+    assert METRICS["acceptance_length"].bounds == (1.0, 9.0)
+    for low_edge in (METRICS["ttft_s"], METRICS["decode_tok_s"], METRICS["goodput_share"]):
+        assert all(within_bounds(low_edge.id, edge) for edge in low_edge.bounds)
     with pytest.raises(KeyError, match="unknown metric 'tps'; metrics are decode_tok_s"):
         metric("tps")
 

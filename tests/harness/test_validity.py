@@ -1021,3 +1021,24 @@ def test_chunk_rate_of_short_and_silent_streams() -> None:
     single = a_request(PLAIN, sizes=[32])
     assert chunks_per_s(PLAIN, [two, silent, single]) == pytest.approx(50.0)
     assert chunks_per_s(PLAIN, [silent, single]) is None
+
+
+def test_routing_is_judged_by_measuring_servers_of_each_arm() -> None:
+    good, bad = {"distinct_experts": [8.0, 15.7]}, {"distinct_experts": [8.0, 12.0]}
+    records = random_moe(good)
+
+    def with_routing(server: ServerRecord, routing: object) -> ServerRecord:
+        return server.model_copy(
+            update={
+                name: {**(getattr(server, name) or {}), "routing": routing}
+                for name in ("settings", "settings_after")
+            }
+        )
+
+    stock = tuple(with_routing(s, bad) if s.arm == "stock" else s for s in records.servers)
+    broken = [v for v in found(replace(records, servers=stock)) if v.rule == "correlated_routing"]
+    assert [v.message.split(":")[0] for v in broken] == ["stock"]
+    scorer = with_routing(records.servers[0], bad).model_copy(update={"purpose": "score"})
+    assert rules(replace(records, servers=(scorer, *records.servers))) == set()
+    other = scorer.model_copy(update={"arm": "judge"})
+    assert rules(replace(records, servers=(other, *records.servers))) == set()
