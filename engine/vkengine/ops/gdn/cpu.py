@@ -30,7 +30,7 @@ from vkengine.ops.norm.cpu import inverse_norm, padded
 from vkengine.rows import Rows, Workspace
 from vkengine.state import RING_MASK, GdnState
 
-from .views import BLOCK, Half, Scratch, scratch_views, slot_views
+from .views import BLOCK, Entry, Half, Scratch, Slot, entry_views, scratch_views, slot_views
 
 BLOCK_MASK = BLOCK - 1
 _L2_EPS = 1e-6
@@ -59,6 +59,7 @@ class PackedGdn:
     gain_out: Tensor  # [Hv*dv] f32, gate_norm * sqrt(dv) for every head
     w_in: PackedMatrix  # rows qkv | z | b padded to 32 | a padded to 32
     taps: tuple[Tensor, ...]  # four of [C]
+    tap_rows: Tensor  # [4, 1, C]: the same
     rate: Tensor  # [pad] f32, -exp(A_log)
     dt_bias: Tensor  # [pad] f32
     w_out: PackedMatrix
@@ -114,6 +115,7 @@ def prepare(w: GdnWeights) -> None:
         gain_out=(w.gate_norm * dv**0.5).repeat(hv),
         w_in=pack(torch.cat((qkv_z, gates))),
         taps=tuple(w.conv[:, i].contiguous() for i in range(4)),
+        tap_rows=w.conv.t().unsqueeze(1).contiguous(),
         rate=rate,
         dt_bias=dt_bias,
         w_out=pack(w.w_out),
@@ -173,15 +175,15 @@ def fold(s: Tensor, keys: Tensor, updates: Tensor, decay: Tensor, heads: int) ->
 
 
 def _block(
-    q: Tensor, v: Tensor, beta: Tensor, s: Tensor, half: Half, first: int, t: Tables, b: Scratch
+    q: Tensor, v: Tensor, gain: Tensor, s: Tensor, half: Half, first: int, t: Tables, b: Scratch
 ) -> Tensor:
     """Rows ``first..first+m-1`` of one block, whose keys and decays are already in the ring.
 
-    q [m, Hk, dk], v [m, Hv, dv], beta [m, Hv], s [Hv, dk, dv] at the block's start. Writes the new
-    update vectors into the ring; returns the outputs [m, Hv, dv] (in scratch).
+    q [Hk, 1, m, dk], v [Hv, m, dv], gain (beta) [Hv, m, 1], s [Hv, dk, dv] at the block's start.
+    Writes the new update vectors into the ring; returns the outputs [m, Hv, dv] (in scratch).
     """
     b.x_keys.copy_(half.keys)
-    b.x_queries.copy_(q.transpose(0, 1).unsqueeze(1))
+    b.x_queries.copy_(q)
     torch.bmm(b.x, s, out=b.read)
     torch.bmm(b.x, b.keys_t, out=b.dots)
     # decay[h, j, i] = product of g over (j-1, i]; entry 0 is the block's start
@@ -189,14 +191,26 @@ def _block(
     torch.cumprod(b.gates, -1, out=b.decay)
     b.dots_halves.mul_(b.between).mul_(t.causal)
     b.read_halves.mul_(b.start)
-    gain = beta.t().unsqueeze(-1)  # [Hv, m, 1]
-    torch.sub(v.transpose(0, 1), b.read_keys, out=b.rest).mul_(gain)
+    torch.sub(v, b.read_keys, out=b.rest).mul_(gain)
     torch.mul(b.dots_keys, gain, out=b.mix)
     for j, row in enumerate(b.mix_rows):
         torch.bmm(row, half.past, out=b.done)
         torch.sub(b.rest_rows[j], b.done_row, out=half.updates[first + j])
     torch.baddbmm(b.read_queries, b.dots_queries, half.past, out=b.out)
     return b.out_rows
+
+
+def _enter(qkv: Tensor, slot: Slot, pos0: int, p: PackedGdn, e: Entry) -> None:
+    """Convolve m new rows ``qkv [m, C]`` into ``e`` and remember them and their keys."""
+    span = p.tables.spans[pos0 & RING_MASK][qkv.shape[0]]
+    torch.index_select(slot.conv, 0, p.tables.windows[pos0 & RING_MASK], out=e.recent)
+    e.new.copy_(qkv)
+    slot.conv.index_copy_(0, span, e.new)
+    torch.mul(e.taps, p.tap_rows, out=e.products)
+    torch.sum(e.products, 0, out=e.y)
+    F.silu(e.y, inplace=True)
+    torch.mul(e.qk, inverse_norm(e.qk, _L2_EPS), out=e.unit)
+    slot.ring_k.index_copy_(0, span, e.k)
 
 
 def gdn(h: Tensor, w: GdnWeights, state: GdnState, rows: Rows, ws: Workspace) -> None:
@@ -207,46 +221,43 @@ def gdn(h: Tensor, w: GdnWeights, state: GdnState, rows: Rows, ws: Workspace) ->
     p: PackedGdn = w.packed
     m = rows.m
     qkv, z, beta, rate = project(h, p)
-    decay = torch.exp(rate)
+    decay = rate.exp_()
     if p.heads != decay.shape[1]:
         beta, decay = beta[:, : p.heads], decay[:, : p.heads]
     t = p.tables
     folded = state.folded.tolist()
-    out = torch.empty(h.shape[0], p.heads, p.dv)
+    out = ws.get("gdn.o", (h.shape[0], p.heads, p.dv))
+    entry = entry_views(p.dims, m, ws)
     pairs = rows.pairs
+    own_qkv, own_beta, own_decay, own_out = qkv, beta, decay, out
     for b, (slot, pos0) in enumerate(pairs):
         views = slot_views(state, slot)
         # First of all: the new rows may overwrite ring entries that are yet to be folded.
         s = views.s
         for start in range(folded[slot], pos0 & ~BLOCK_MASK, BLOCK):
             s.copy_(fold(s, *views.halves[start >> 3 & 1].ring, p.heads))
-        own = (qkv, beta, decay, out)
         if len(pairs) > 1:
-            own = tuple(x[b * m : b * m + m] for x in own)
-        own_qkv, own_beta, own_decay, own_out = own
-        recent = views.conv.index_select(0, t.windows[pos0 & RING_MASK])
-        span = t.spans[pos0 & RING_MASK][m]
-        views.conv.index_copy_(0, span, own_qkv)
-        q, k, v = split_heads(convolve(torch.cat((recent, own_qkv)), p), p)
-        views.ring_k.index_copy_(0, span, k)
-        views.ring_g.index_copy_(0, span, own_decay)
+            own = slice(b * m, b * m + m)
+            own_qkv, own_beta, own_decay, own_out = qkv[own], beta[own], decay[own], out[own]
+        _enter(own_qkv, views, pos0, p, entry)
+        views.ring_g.index_copy_(0, t.spans[pos0 & RING_MASK][m], own_decay)
+        gain = own_beta.t().unsqueeze(-1)  # [Hv, m, 1]
         first = pos0 & BLOCK_MASK
-        half = pos0 >> 3 & 1
-        count = min(m, BLOCK - first)
-        if count == m:
+        live = views.halves[pos0 >> 3 & 1]
+        if first + m <= BLOCK:
             scratch = scratch_views(p.dims, first, m, ws)
-            own_out.copy_(_block(q, v, own_beta, s, views.halves[half], first, t, scratch))
+            own_out.copy_(_block(entry.q_t, entry.v_t, gain, s, live, first, t, scratch))
             continue
-        done = 0
-        while done < m:
+        half, done, count = pos0 >> 3 & 1, 0, BLOCK - first
+        while True:
             rest = slice(done, done + count)
             scratch = scratch_views(p.dims, first, count, ws)
-            live = views.halves[half]
-            own_out[rest].copy_(
-                _block(q[rest], v[rest], own_beta[rest], s, live, first, t, scratch)
-            )
+            q, v = entry.q_t[:, :, rest], entry.v_t[:, rest]
+            own_out[rest].copy_(_block(q, v, gain[:, rest], s, live, first, t, scratch))
             done += count
-            if done < m:
-                s = fold(s, *live.ring, p.heads)
-                first, half, count = 0, half ^ 1, min(m - done, BLOCK)
+            if done == m:
+                break
+            s = fold(s, *live.ring, p.heads)
+            first, half, count = 0, half ^ 1, min(m - done, BLOCK)
+            live = views.halves[half]
     finish(out, z, h, p)

@@ -14,6 +14,47 @@ BLOCK = 8
 
 
 @dataclass(slots=True)
+class Entry:
+    """Buffers for a sequence's m new rows on their way through the convolution."""
+
+    recent: Tensor  # [3, C]: the three rows before
+    new: Tensor  # [m, C]
+    taps: Tensor  # [4, m, C]: row i of tap t is window row i + t
+    products: Tensor  # [4, m, C]
+    y: Tensor  # [m, C]
+    qk: Tensor  # [m, 2*Hk, dk], of y
+    v_t: Tensor  # [Hv, m, dv], of y
+    unit: Tensor  # [m, 2*Hk, dk]: qk at unit length
+    q_t: Tensor  # [Hk, 1, m, dk], of unit
+    k: Tensor  # [m, Hk, dk], of unit
+
+
+def entry_views(dims: tuple[int, int, int, int], m: int, ws: Workspace) -> Entry:
+    """Entry buffers for head layout ``dims`` = (Hk, Hv, dk, dv)."""
+    key = (*dims, m)
+    found = ws.views.get(key)
+    if found is None:
+        hk, hv, dk, dv = dims
+        c = 2 * hk * dk + hv * dv
+        window = ws.get("gdn.window", (m + 3, c))
+        y, unit = ws.get("gdn.y", (m, c)), ws.get("gdn.unit", (m, 2 * hk, dk))
+        found = Entry(
+            recent=window[:3],
+            new=window[3:],
+            taps=window.as_strided((4, m, c), (c, c, 1)),
+            products=ws.get("gdn.products", (4, m, c)),
+            y=y,
+            qk=y[:, : 2 * hk * dk].view(m, 2 * hk, dk),
+            v_t=y[:, 2 * hk * dk :].view(m, hv, dv).transpose(0, 1),
+            unit=unit,
+            q_t=unit[:, :hk].transpose(0, 1).unsqueeze(1),
+            k=unit[:, hk:],
+        )
+        ws.views[key] = found
+    return found
+
+
+@dataclass(slots=True)
 class Half:
     """Views of one block's half of a slot's rings."""
 

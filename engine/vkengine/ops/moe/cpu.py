@@ -72,22 +72,57 @@ def prepare(w: MoeWeights) -> None:
         gain=w.norm * c.hidden_size**0.5,
         up=pack(torch.cat([gates, ups, router])),
         down=pack(downs),
-        sizes=[width, width, padded(e + 1)],
+        sizes=[width, width, e, padded(e + 1) - e],
     )
+
+
+@dataclass(slots=True)
+class Buffers:
+    """Scratch of one row count and its views."""
+
+    act: Tensor  # [R, width]
+    act_units: Tensor  # [R, E + 1, unit]
+    shares: Tensor  # [R, E + 1, 1]: weight of every expert, zero where not chosen
+    routed: Tensor  # [R, E]
+    shared: Tensor  # [R, padded - E]: the shared expert's gate first
+    sorted: tuple[Tensor, Tensor]  # router logits and ids, best first, [R, E]
+    best: Tensor  # [R, k] of sorted
+    best_ids: Tensor  # [R, k] of sorted
+
+
+def _buffers(p: PackedMoe, count: int, ws: Workspace) -> Buffers:
+    key = (p.experts, p.top_k, p.unit, count)
+    found = ws.views.get(key)
+    if found is None:
+        e = p.experts
+        act = ws.get("moe.act", (count, p.width))
+        shares = ws.get("moe.shares", (count, padded(e + 1)))
+        values = ws.get("moe.values", (count, e))
+        ids = ws.get("moe.ids", (count, e), torch.int64)
+        found = Buffers(
+            act=act,
+            act_units=act.view(count, e + 1, p.unit),
+            shares=shares[:, : e + 1, None],
+            routed=shares[:, :e],
+            shared=shares[:, e:],
+            sorted=(values, ids),
+            best=values[:, : p.top_k],
+            best_ids=ids[:, : p.top_k],
+        )
+        ws.views[key] = found
+    return found
 
 
 def moe(h: Tensor, w: MoeWeights, state: None, rows: Rows | None, ws: Workspace) -> None:
     """See reference.moe. Router ties go to the lowest id; a NaN row stays NaN with valid ids."""
     p: PackedMoe = w.packed
-    count = h.shape[0]
+    b = _buffers(p, h.shape[0], ws)
     y = p.up.apply((h * inverse_norm(h, p.eps)).mul_(p.gain))
-    gate, up, logits = y.split_with_sizes(p.sizes, 1)
-    act = torch.mul(F.silu(gate), up)
-    # The shared expert's gate is the logit after the last expert's.
-    shares = torch.sigmoid(logits)
-    routed = shares[:, : p.experts]
-    values, ids = torch.sort(logits[:, : p.experts], dim=1, descending=True, stable=True)
-    chosen = torch.softmax(values[:, : p.top_k], dim=1)
-    routed.zero_().scatter_(1, ids[:, : p.top_k], chosen)
-    act = act.view(count, p.experts + 1, p.unit).mul_(shares[:, : p.experts + 1, None])
-    h += p.down.apply(act.view(count, p.width))
+    gate, up, router, shared = y.split_with_sizes(p.sizes, 1)
+    torch.mul(F.silu(gate), up, out=b.act)
+    # Fewer columns than a vector unit, so every row takes the scalar routine at any row count.
+    torch.sigmoid(shared, out=b.shared)
+    torch.sort(router, dim=1, descending=True, stable=True, out=b.sorted)
+    b.routed.zero_().scatter_(1, b.best_ids, torch.softmax(b.best, dim=1))
+    b.act_units.mul_(b.shares)
+    h += p.down.apply(b.act)
