@@ -21,6 +21,9 @@ from vkengine.ops.norm.cpu import inverse_norm
 from vkengine.sampler import Sampler
 from vkengine.state import AttentionState
 
+#: Largest embedding (elements) whose way through the input projection is computed beforehand.
+MAX_TABLE = 1 << 24
+
 
 @dataclass(slots=True)
 class _Attention:
@@ -28,7 +31,10 @@ class _Attention:
     kv_heads: int
     dim: int
     eps: float
-    w_in: Tensor  # [H, columns]: k | v | q | gate
+    eps_head: float
+    gain_in: Tensor  # [H]
+    w_in: PackedMatrix  # rows k | q (re-ordered) | v | gate
+    sizes: list[int]
     gains: Tensor  # [nkv + nh, D]
     w_o: Tensor  # [nh*D, H]
     turns: Tensor  # [positions, 1, D/2] complex64
@@ -47,7 +53,11 @@ class MtpDrafter:
         root = c.hidden_size**0.5
         assert isinstance(mtp.fc, Tensor)
         gains = torch.cat((mtp.norm_embedding, mtp.norm_hidden)) * root
-        self.fc = (mtp.fc.float() * gains).t().contiguous()
+        fc = (mtp.fc.float() * gains).t().contiguous()
+        self.fc_embedding, self.fc_hidden = fc[: c.hidden_size], fc[c.hidden_size :]
+        self.entry: Tensor | None = None
+        if weights.embed.numel() <= MAX_TABLE:
+            self.entry = self._from_tokens(weights.embed)
         self.gain = mtp.norm * root
         self.attention = _pack_attention(weights)
         self.ffn = mtp.layer.ffn
@@ -62,6 +72,7 @@ class MtpDrafter:
         assert isinstance(head, Tensor) and head.numel()
         self.head = head
         self._heads: dict[int, PackedMatrix] = {}
+        self._slots: dict[int, tuple[Tensor, Tensor]] = {}
 
     def _pack_experts(self, w: MoeWeights) -> None:
         shared = shared_matrices(w)
@@ -75,38 +86,52 @@ class MtpDrafter:
         both = torch.cat((w.router.float() * self.ffn_gain, shared[0].float() * self.ffn_gain))
         self.router = both.t().contiguous()
 
+    def _from_tokens(self, embedding: Tensor) -> Tensor:
+        """The tokens' share of the layer input: fc's embedding half of normed rows [n, H]."""
+        e = embedding.float()
+        return torch.mm(e * inverse_norm(e, self.eps), self.fc_embedding)
+
     def _enter(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         """hidden [n, H] at positions p.., tokens [n] at p+1.. -> layer input [n, H]."""
-        e = F.embedding(tokens, self.embed).float()
-        x = torch.cat(
-            (e * inverse_norm(e, self.eps), hidden * inverse_norm(hidden, self.eps)), dim=1
+        if self.entry is not None:
+            share = F.embedding(tokens, self.entry)
+        else:
+            share = self._from_tokens(F.embedding(tokens, self.embed))
+        return torch.addmm(share, hidden * inverse_norm(hidden, self.eps), self.fc_hidden)
+
+    def _cache(self, x: Tensor, slot: int, pos: int) -> tuple[Tensor, Tensor]:
+        """Append keys and values of rows x [n, H] at pos..; returns queries [n, nh, D] and gates
+        [n, nh*D].
+        """
+        a = self.attention
+        n = x.shape[0]
+        y = a.w_in.apply((x * inverse_norm(x, a.eps)).mul_(a.gain_in))
+        qk, v, gate = y.split_with_sizes(a.sizes, 1)
+        qk = qk.view(n, a.kv_heads + a.heads, a.dim)
+        qk = (qk * inverse_norm(qk, a.eps_head)).mul_(a.gains)
+        torch.view_as_complex(qk.view(n, a.kv_heads + a.heads, a.dim // 2, 2)).mul_(
+            a.turns[pos : pos + n]
         )
-        return torch.mm(x, self.fc)
+        k, q = qk.split_with_sizes((a.kv_heads, a.heads), 1)
+        keys, values = self._slot(slot)
+        keys[pos : pos + n].copy_(k)
+        values[pos : pos + n].copy_(v.view(n, a.kv_heads, a.dim))
+        return q, gate
 
-    def _cache(self, x: Tensor, slot: int, pos: int, query: bool) -> tuple[Tensor, Tensor] | None:
-        """Append keys and values of rows x [n, H] at pos..; the last row's (q, gate) on request."""
-        a = self.attention
-        n, d = x.shape[0], a.dim
-        kv = 2 * a.kv_heads * d
-        y = torch.mm(x * inverse_norm(x, a.eps), a.w_in if query else a.w_in[:, :kv])
-        k = y[:, : a.kv_heads * d].view(n, a.kv_heads, d)
-        k = _rotate(k, a.gains[: a.kv_heads], a.turns[pos : pos + n], d * self.config.rms_eps)
-        self.state.k[slot, pos : pos + n].copy_(k)
-        self.state.v[slot, pos : pos + n].copy_(y[:, a.kv_heads * d : kv].view(n, a.kv_heads, d))
-        if not query:
-            return None
-        last = pos + n - 1
-        q = y[-1:, kv : kv + a.heads * d].view(1, a.heads, d)
-        q = _rotate(q, a.gains[a.kv_heads :], a.turns[last : last + 1], d * self.config.rms_eps)
-        return q, y[-1:, kv + a.heads * d :]
+    def _slot(self, slot: int) -> tuple[Tensor, Tensor]:
+        found = self._slots.get(slot)
+        if found is None:
+            found = self._slots[slot] = (self.state.k[slot], self.state.v[slot])
+        return found
 
-    def _attend(self, q: Tensor, gate: Tensor, slot: int, pos: int) -> Tensor:
+    def _attend(self, x: Tensor, q: Tensor, gate: Tensor, slot: int, pos: int) -> Tensor:
+        """x [1, H] plus the attention output of the row at pos; q [1, nh, D], gate [1, nh*D]."""
         a = self.attention
-        rows = q.view(a.kv_heads, a.heads // a.kv_heads, a.dim)
-        scores = torch.bmm(rows, self.state.k[slot, : pos + 1].permute(1, 2, 0))
-        cells = self.state.v[slot, : pos + 1].transpose(0, 1)
-        out = torch.bmm(torch.softmax(scores, dim=-1), cells)
-        return torch.mm(out.view(1, -1) * torch.sigmoid(gate), a.w_o)
+        keys, values = self._slot(slot)
+        rows = q.reshape(a.kv_heads, a.heads // a.kv_heads, a.dim)
+        scores = torch.bmm(rows, keys[: pos + 1].permute(1, 2, 0))
+        out = torch.bmm(torch.softmax(scores, dim=-1), values[: pos + 1].transpose(0, 1))
+        return torch.addmm(x, out.view(1, -1) * torch.sigmoid(gate), a.w_o)
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         """x [1, H] -> x + ffn(norm(x))."""
@@ -133,7 +158,7 @@ class MtpDrafter:
 
     def prefill(self, slot: int, start: int, hidden: Tensor, tokens: Tensor) -> None:
         """Fill the cache for positions start..: hidden [n, H] there and tokens [n] one later."""
-        self._cache(self._enter(hidden, tokens), slot, start, query=False)
+        self._cache(self._enter(hidden, tokens), slot, start)
 
     def propose(
         self,
@@ -156,11 +181,12 @@ class MtpDrafter:
         at = pos + len(tokens) - 1  # the position whose successor's successor is drafted
         while True:
             x = self._enter(hidden, ids)
-            entry = self._cache(x, slot, at - x.shape[0] + 1, query=True)
-            assert entry is not None
-            x = x[-1:] + self._attend(*entry, slot, at)
-            x = self._feed_forward(x)
-            hidden = x * inverse_norm(x, self.eps) * self.gain
+            count = x.shape[0]
+            q, gate = self._cache(x, slot, at - count + 1)
+            if count > 1:
+                x, q, gate = x[-1:], q[-1:], gate[-1:]
+            x = self._feed_forward(self._attend(x, q, gate, slot, at))
+            hidden = (x * inverse_norm(x, self.eps)).mul_(self.gain)
             logits = head.apply(hidden)
             if not sampler.plain and logits.shape[1] < self.config.vocab_size:
                 rest = self.config.vocab_size - logits.shape[1]
@@ -170,14 +196,6 @@ class MtpDrafter:
                 return drafts
             ids = torch.tensor(drafts[-1:])
             at += 1
-
-
-def _rotate(x: Tensor, gains: Tensor, turns: Tensor, eps: float) -> Tensor:
-    """Head norm and RoPE: x [n, heads, D] in paired order."""
-    x = (x * inverse_norm(x, eps)).mul_(gains)
-    n, heads, d = x.shape
-    torch.view_as_complex(x.view(n, heads, d // 2, 2)).mul_(turns)
-    return x
 
 
 def _gated(y: Tensor) -> Tensor:
@@ -198,7 +216,6 @@ def _pack_attention(weights: ModelWeights) -> _Attention:
     q = q_gate[:, 0][:, order].reshape(nh * d, hidden)
     gate = q_gate[:, 1].reshape(nh * d, hidden)
     k = k.view(nkv, d, hidden)[:, order].reshape(nkv * d, hidden)
-    rows = torch.cat((k, v, q, gate)) * (w.norm * hidden**0.5)
     gains = torch.cat(
         ((w.k_norm[order] * d**0.5).expand(nkv, d), w.q_norm[order].expand(nh, d))
     ).contiguous()
@@ -207,7 +224,10 @@ def _pack_attention(weights: ModelWeights) -> _Attention:
         kv_heads=nkv,
         dim=d,
         eps=hidden * c.rms_eps,
-        w_in=rows.t().contiguous(),
+        eps_head=d * c.rms_eps,
+        gain_in=w.norm * hidden**0.5,
+        w_in=pack(torch.cat((k, q, v, gate))),
+        sizes=[(nkv + nh) * d, nkv * d, nh * d],
         gains=gains,
         w_o=w.w_o.float().t().contiguous(),
         turns=rotation_table(w),

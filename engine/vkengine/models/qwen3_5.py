@@ -68,6 +68,10 @@ def trunk(plan: Plan, embedding: Tensor, tokens: Tensor, rows: Rows, ws: Workspa
 
 def mark_folded(state: State, rows: Rows, block: int) -> None:
     """Record that every layer has folded tokens below pos0 rounded down to ``block``."""
+    if rows.host is not None:
+        for slot, pos in rows.host:
+            state.folded[slot] = pos & -block
+        return
     target = rows.pos0 if block == 1 else rows.pos0 & -block
     state.folded.index_copy_(0, rows.slot.long(), target.to(torch.int32))
 
