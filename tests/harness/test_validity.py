@@ -912,10 +912,11 @@ def test_rate_identity_holds_to_a_billionth(relative: float, refused: bool) -> N
     assert [v.rule for v in broken] == (["rate_identity"] if refused else [])
 
 
-def test_a_rate_without_its_parts_breaks_its_identity() -> None:
+@pytest.mark.parametrize("parts", [("tokens",), ("seconds",), ("tokens", "seconds")])
+def test_a_rate_without_its_parts_breaks_its_identity(parts: tuple[str, ...]) -> None:
     table = compute(CLEAN)
     row = table.cell(PLAIN.id)
-    bare = row.rates["e2e_tok_s"].model_copy(update={"tokens": None, "seconds": None})
+    bare = row.rates["e2e_tok_s"].model_copy(update=dict.fromkeys(parts))
     edited = row.model_copy(update={"rates": {**row.rates, "e2e_tok_s": bare}})
     cells = tuple(edited if c.id == row.id else c for c in table.cells)
     broken = check(CLEAN, table.model_copy(update={"cells": cells}))
