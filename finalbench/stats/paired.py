@@ -209,7 +209,7 @@ def _fit(logs: list[float], order: Sequence[float] | None) -> _Fit:
         return _Fit(mean, math.sqrt(variance / n), n - 1, None, logs)
     x_mean = math.fsum(order) / n
     sxx = math.fsum((x - x_mean) ** 2 for x in order)
-    slope = math.fsum((x - x_mean) * (v - mean) for x, v in zip(order, logs, strict=True)) / sxx
+    slope = math.fsum((x - x_mean) * v for x, v in zip(order, logs, strict=True)) / sxx
     adjusted = [v - slope * x for x, v in zip(order, logs, strict=True)]
     centre = mean - slope * x_mean
     variance = math.fsum((v - centre) ** 2 for v in adjusted) / (n - 2)

@@ -102,6 +102,15 @@ def test_decode_rate_needs_one_stream_and_one_token_a_chunk(tmp_path: Path) -> N
     assert failed.value("decode_tok_s") == pytest.approx(OURS.decode_tok_s, rel=1e-9)
 
 
+def test_short_and_partial_arrays(tmp_path: Path) -> None:
+    short = read(tmp_path, bench(itls=[[0.1, 0.1]], output_lens=[3]))
+    assert short.value("decode_tok_s") == pytest.approx(10.0, rel=1e-9)
+    half = read(tmp_path, bench(itls=[[0.1, 0.1]]))
+    assert "itls, output_lens" not in refused(half)
+    other = read(tmp_path, bench(output_lens=[3]))
+    assert "itls, output_lens" not in refused(other)
+
+
 def test_sglang_lines_and_ambiguous_fields(tmp_path: Path) -> None:
     document = bench(mean_e2e_latency_ms=1e3 * statistics.mean(latencies()), accept_length=2.4)
     found = read(tmp_path, document, lines=True)

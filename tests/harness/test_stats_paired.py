@@ -137,6 +137,7 @@ def test_bootstrap_that_holds_no_change_withdraws_the_verdict() -> None:
     flat = trend([0.1, 0.1, 0.1])
     assert _checked(Verdict.FASTER, None, (-0.01, 0.2), flat, 0.1)[0] is Verdict.INCONCLUSIVE
     assert _checked(Verdict.FASTER, None, (0.01, 0.2), flat, 0.1)[0] is Verdict.FASTER
+    assert _checked(Verdict.FASTER, None, (0.0, 0.2), flat, 0.1)[0] is Verdict.INCONCLUSIVE
     assert _checked(Verdict.SLOWER, None, (-0.2, 0.0), flat, -0.1)[0] is Verdict.INCONCLUSIVE
     assert _checked(Verdict.EQUIVALENT, None, (-0.01, 0.2), flat, 0.0)[0] is Verdict.EQUIVALENT
 
@@ -311,10 +312,12 @@ def test_a_drift_that_noise_explains_is_no_drift() -> None:
     from finalbench.stats.paired import _checked
     from finalbench.stats.series import Trend
 
-    for p_value, stands in ((0.009, False), (0.0101, True), (0.9, True)):
+    for p_value, stands in ((0.009, False), (0.01, True), (0.9, True)):
         drift = Trend(slope=0.05, total=0.3, p_value=p_value, n=7)
         verdict, _ = _checked(Verdict.FASTER, None, None, drift, 0.1)
         assert (verdict is Verdict.FASTER) is stands
+    equal = Trend(slope=0.05, total=0.1, p_value=0.0, n=7)
+    assert _checked(Verdict.FASTER, None, None, equal, 0.1)[0] is Verdict.FASTER
     small = Trend(slope=0.01, total=0.06, p_value=0.0, n=7)
     assert _checked(Verdict.FASTER, None, None, small, 0.1)[0] is Verdict.FASTER
     downwards = Trend(slope=-0.05, total=-0.3, p_value=0.0, n=7)

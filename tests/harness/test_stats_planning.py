@@ -60,7 +60,17 @@ def test_planning_refuses_nonsense() -> None:
             planned_blocks(effect, cv, correlation=correlation)
     with pytest.raises(ValueError, match="needs more than"):
         planned_blocks(1e-6, 1.0)
+    with pytest.raises(ValueError, match="out of range"):
+        planned_blocks(0.03, 0.01, correlation=-1.5)
+    assert planned_blocks(0.03, 0.01, correlation=-1.0) > planned_blocks(0.03, 0.01)
     assert planned_blocks(0.01, 0.0) == 2
+
+
+def test_power_at_its_ends() -> None:
+    assert power(0.1, 0.0, 3, df=2) == 1.0
+    assert power(0.0, 0.0, 3, df=2) == 0.05
+    assert power(0.0, 0.0, 3, df=2, alpha=0.1) == 0.1
+    assert power(50.0, 1e-3, 100, df=98) == 1.0
 
 
 def test_holm_by_hand() -> None:
