@@ -28,7 +28,7 @@ __all__ = ["Engine", "EngineFull", "load_engine"]
 UNITS_ALONE = 16
 UNITS_BESIDE = 2
 #: Time of one more draft over a round without drafts, for ``k: auto`` (measured on vk-tiny).
-DRAFT_COST = 0.15
+DRAFT_COST = 0.25
 
 
 class Engine:

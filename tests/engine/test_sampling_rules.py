@@ -9,6 +9,7 @@ import torch
 from scipy import stats
 from vkengine.ops.sample import process, row_key
 from vkengine.ops.sample.noise import gumbel, philox4x32, word_bits
+from vkengine.ops.sample.reference import keep_top_k, keep_top_p
 from vkengine.sampler import Sampler, logprobs_of, make_processors, synthetic_acceptance
 from vkengine.sampling import Draft, SamplingParams
 
@@ -184,6 +185,38 @@ def test_e65_ties_go_to_the_lowest_id() -> None:
     assert sampler.choose(logits, 0, [1, 2]) == [4, 3, 0]
     kept = process(torch.zeros(1, V), make_processors(SamplingParams(top_k=3), [1], [], V), 0, [])
     assert torch.isfinite(kept[0]).nonzero().flatten().tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9, 0.999])
+def test_top_p_on_a_large_vocabulary_equals_a_full_sort(top_p: float) -> None:
+    """Sharp rows, flat rows (whose nucleus is larger than what is ordered first), tied rows."""
+    generator = torch.Generator().manual_seed(2)
+    logits = torch.randn(5, 2000, generator=generator) * torch.tensor([[9.0], [3], [0.1], [0], [1]])
+    logits[4] = logits[4].round()
+    got = keep_top_p(logits, top_p)
+    for row, kept in zip(logits, got, strict=True):
+        plain = row.tolist()
+        order = [i for _, i in sorted((-x, i) for i, x in enumerate(plain))]
+        probs = torch.softmax(row.double(), 0).tolist()
+        reached, want = 0.0, set()
+        for i in order:
+            if reached >= top_p - 1e-7:
+                break
+            want.add(i)
+            reached += probs[i]
+        have = set(torch.isfinite(kept).nonzero().flatten().tolist())
+        assert len(have ^ want) <= 1, (len(have), len(want))  # rounding at the very edge
+        assert have == set(order[: len(have)])
+
+
+def test_top_k_keeps_exactly_k_and_the_lowest_ids_of_a_tie() -> None:
+    logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(1)).mul(2).round()
+    for k in (1, 5, 50, 299):
+        got = torch.isfinite(keep_top_k(logits, k))
+        assert got.sum(-1).tolist() == [k] * 4
+        for row, kept in zip(logits.tolist(), got, strict=True):
+            order = sorted(range(300), key=lambda i, r=row: (-r[i], i))
+            assert sorted(order[:k]) == kept.nonzero().flatten().tolist()
 
 
 def test_e48_each_row_counts_its_own_prefix() -> None:

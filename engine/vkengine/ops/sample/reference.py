@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 NEG_INF = float("-inf")
+#: How many of a row's largest logits are ordered before the whole row is.
+CANDIDATES = 256
 
 
 @dataclass(slots=True)
@@ -58,20 +60,41 @@ def keep_top_k(logits: Tensor, k: int) -> Tensor:
     """Keep the k largest of each row; equal values are kept in order of id."""
     if k <= 0 or k >= logits.shape[-1]:
         return logits
-    _, order = torch.sort(logits, dim=-1, descending=True, stable=True)
-    return logits.scatter(-1, order[:, k:], NEG_INF)
+    least = torch.topk(logits, k, dim=-1).values[:, -1:]
+    above, equal = logits > least, logits == least
+    room = k - above.sum(-1, keepdim=True)
+    return logits.masked_fill(~(above | (equal & (equal.cumsum(-1) <= room))), NEG_INF)
 
 
 def keep_top_p(logits: Tensor, top_p: float) -> Tensor:
-    """Keep the smallest set whose probability reaches top_p, best first, at least one id."""
+    """Keep the smallest set whose probability reaches top_p, best first, at least one id.
+
+    Rows are ordered by value, then id. Most nuclei are small, so the few hundred best are ordered
+    first and a row is sorted as a whole only when its nucleus reaches the last of them.
+    """
     if top_p >= 1.0:
         return logits
-    values, order = torch.sort(logits, dim=-1, descending=True, stable=True)
-    probs = torch.softmax(values, dim=-1)
-    before = probs.cumsum(-1) - probs
-    drop = before >= top_p
-    drop[:, 0] = False
-    return logits.masked_fill(drop.gather(-1, order.argsort(-1)), NEG_INF)
+    probs = torch.softmax(logits, dim=-1)
+    ids = torch.topk(logits, min(CANDIDATES, logits.shape[-1]), dim=-1).indices.sort(-1).values
+    keep, settled = _nucleus(logits, probs, ids, top_p)
+    if ids.shape[-1] < logits.shape[-1] and not bool(settled.all()):
+        every = torch.arange(logits.shape[-1], device=logits.device).expand_as(logits)
+        keep = torch.where(settled, keep, _nucleus(logits, probs, every, top_p)[0])
+    return logits.masked_fill(~keep, NEG_INF)
+
+
+def _nucleus(logits: Tensor, probs: Tensor, ids: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
+    """The nucleus among ``ids [M, n]`` (ascending): keep [M, V] bool; and [M, 1] whether every
+    kept value exceeds the least candidate, so that no id outside could belong.
+    """
+    values, order = torch.sort(logits.gather(-1, ids), dim=-1, descending=True, stable=True)
+    ids = ids.gather(-1, order)
+    mass = probs.gather(-1, ids)
+    inside = (mass.cumsum(-1) - mass) < top_p
+    inside[:, 0] = True
+    keep = torch.zeros_like(logits, dtype=torch.bool).scatter_(-1, ids, inside)
+    tie = inside & (values == values[:, -1:])
+    return keep, ~tie.any(-1, keepdim=True)
 
 
 def keep_min_p(logits: Tensor, min_p: float) -> Tensor:
