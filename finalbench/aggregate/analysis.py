@@ -133,13 +133,17 @@ def _comparisons(
     by_arm = {(c.arm, c.pair_key): c for c in reversed(cells)}
     found: dict[str, list[Comparison]] = {}
     for arm in baselines:
-        family = {
-            cell.id: compare(cell, by_arm[arm, cell.pair_key], violations)
-            for cell in cells
-            if cell.arm not in baselines and (arm, cell.pair_key) in by_arm
-        }
-        for cell_id, comparison in with_holm(family).items():
-            found.setdefault(cell_id, []).append(comparison)
+        # The base cell was declared beforehand and stands alone; the others are a family.
+        for base in (True, False):
+            family = {
+                cell.id: compare(cell, by_arm[arm, cell.pair_key], violations)
+                for cell in cells
+                if cell.arm not in baselines
+                and (arm, cell.pair_key) in by_arm
+                and (cell.axis == "base") is base
+            }
+            for cell_id, comparison in with_holm(family).items():
+                found.setdefault(cell_id, []).append(comparison)
     return {cell_id: tuple(value) for cell_id, value in found.items()}
 
 

@@ -162,6 +162,22 @@ def test_holm_withdraws_what_many_cells_make_likely() -> None:
     assert found["d"].holm_p is None
 
 
+def test_the_declared_cell_is_not_corrected_for_the_others() -> None:
+    for row in ANALYSIS.rows:
+        comparison = row.comparison
+        if comparison is None or comparison.p_value is None:
+            continue
+        alone = row.cell.axis == "base"
+        assert comparison.holm_p is not None
+        assert (comparison.holm_p == comparison.p_value) or not alone
+    others = [r for r in ANALYSIS.rows if r.comparison is not None and r.cell.axis != "base"]
+    smallest = min(others, key=lambda r: (r.comparison and r.comparison.p_value) or 1.0)
+    assert smallest.comparison is not None
+    assert smallest.comparison.holm_p == pytest.approx(
+        len(others) * (smallest.comparison.p_value or 0.0)
+    )
+
+
 def test_classes_are_on_every_row() -> None:
     for row in ANALYSIS.rows:
         assert row.marks.weights == "real"
