@@ -118,7 +118,9 @@ def _events(
 ) -> tuple[tuple[int, int | None], ...]:
     chunks = request.chunks
     if source == "ids" or (tokens is not None and sum(n for _, n in chunks) == tokens):
-        return tuple(c for c in chunks if c[1] > 0)
+        counted = tuple(c for c in chunks if c[1] > 0)
+        if counted:
+            return counted
     if tokens is not None and len(chunks) == tokens:
         # As many content chunks as tokens: each holds exactly one.
         return tuple((t, 1) for t, _ in chunks)

@@ -639,3 +639,11 @@ def test_scenarios_of_many_streams_use_the_steady_rate() -> None:
     for found in compute(records).cells:
         name = "decode_tok_s" if found.concurrency == 2 else "steady_tok_s"
         assert found.rates[name].value is None
+
+
+def test_ids_that_are_not_told_by_chunk_give_latencies_but_no_decode_rate() -> None:
+    silent = tuple((t, 0) for t, _ in request().chunks[:20])
+    found = row([request(chunks=silent)])
+    assert found.latencies["ttft_s"].mean == pytest.approx(0.050, rel=EXACT)
+    assert found.reasons["decode_tok_s"] == "tokens of the first chunk are unknown"
+    assert found.rates["e2e_tok_s"].tokens == 32

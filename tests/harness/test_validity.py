@@ -1043,3 +1043,24 @@ def test_routing_is_judged_by_measuring_servers_of_each_arm() -> None:
     assert rules(replace(records, servers=(scorer, *records.servers))) == set()
     other = scorer.model_copy(update={"arm": "judge"})
     assert rules(replace(records, servers=(other, *records.servers))) == set()
+
+
+def test_wanted_prompt_lengths_are_named() -> None:
+    asked = one(prompt_tokens=500, usage=Usage(prompt=500, completion=32))
+    assert numbers(asked, "prompt_length") == {"tokens": 500, "wanted": 512}
+    received = one(usage=Usage(prompt=511, completion=32))
+    assert numbers(received, "prompt_length") == {"tokens": 511, "wanted": 512}
+    longer = one(prompt_tokens=500, usage=Usage(prompt=512, completion=32))
+    assert [v.numbers for v in found(longer) if v.rule == "prompt_length"] == [
+        {"tokens": 512, "wanted": 500},
+        {"tokens": 500, "wanted": 512},
+    ]
+
+
+def test_an_output_in_one_chunk_is_no_mismatch() -> None:
+    from finalbench.validity.counts import check_counts
+
+    whole = a_request(PLAIN, sizes=[32])
+    row = compute(CLEAN).cell(PLAIN.id)
+    broken = check_counts(PLAIN, row, [whole] * 4, ignore_eos=True)
+    assert {v.rule for v in broken} == {"request_count"}  # the same request, four times
