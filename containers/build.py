@@ -22,7 +22,6 @@ from finalbench.runtime.container_engine import connect
 from finalbench.runtime.container_images import Catalogue, load_catalogue, reason_of
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE = "https://github.com/finalbench/finalbench"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ def labels() -> dict[str, str]:
     )
     commit = done.stdout.strip() or "unknown"
     suffix = "-dirty" if dirty.stdout.strip() else ""
-    return {"VERSION": __version__, "COMMIT": commit + suffix, "SOURCE": SOURCE}
+    return {"VERSION": __version__, "COMMIT": commit + suffix}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -123,6 +122,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--pinned", action="store_true", help="refuse a base without a digest")
     parser.add_argument("--pip-arguments", default="", help="for pip inside, such as an index")
     parser.add_argument("--stock-kernels", help="packages of the stock image; empty for a CPU")
+    parser.add_argument("--source", default="unknown", help="where the code lies, for the label")
     parser.add_argument("--network", help="of the build's commands, such as `host`")
     parser.add_argument("--no-cache", action="store_true")
     parser.add_argument("--list", action="store_true", help="say what would be built")
@@ -135,7 +135,7 @@ def main(arguments: Sequence[str]) -> int:
                 sys.stdout.write(f"{what.name:<24} {what.tag}\n")
             return 0
         client = connect(os.environ)
-        extra = {**labels(), "PIP_ARGUMENTS": given.pip_arguments}
+        extra = {**labels(), "SOURCE": given.source, "PIP_ARGUMENTS": given.pip_arguments}
         if given.stock_kernels is not None:
             extra["STOCK_KERNELS"] = given.stock_kernels
         for what in chosen:
