@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -37,7 +37,7 @@ class Launch:
 
 
 @contextmanager
-def recorded() -> Iterator[list[Launch]]:
+def recorded() -> Generator[list[Launch]]:
     """Collects the Triton launches made inside, in order."""
     found: list[Launch] = []
     original = JITFunction.run

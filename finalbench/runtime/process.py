@@ -13,13 +13,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
 from finalbench.errors import EnvironmentMissing
 
 OWNER_VARIABLE = "FINALBENCH_OWNER_PID"  # marks our servers for `clean`
 _PR_SET_PDEATHSIG = 1
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 
 def choose_port(host: str = "127.0.0.1") -> int:
@@ -41,7 +42,7 @@ class ServerProcess:
         cls, command: Sequence[str], log: Path, environment: Mapping[str, str]
     ) -> ServerProcess:
         """Start `command` with its output in `log`. Errors: `EnvironmentMissing`."""
-        with log.open("ab") as output:
+        with log.open("ab") as output, _signals_after_the_fork():
             try:
                 popen = subprocess.Popen(
                     list(command),
@@ -139,6 +140,20 @@ def wait_gone(pid: int, timeout_s: float) -> bool:
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
+@contextlib.contextmanager
+def _signals_after_the_fork() -> Generator[None]:
+    """Hold signals back while a child is made: Python drops what is raised in its fork hooks."""
+    if sys.platform != "linux":
+        yield  # the child could not take the mask off again
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _die_with_parent() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -20,6 +20,8 @@ from finalbench.client.connection import Transfer
 from finalbench.client.schedule import Job, Outcome
 from finalbench.client.stream import StreamResult, interpret
 
+pytestmark = pytest.mark.slow
+
 
 def outcome(index: int, reads: list[int], writes: list[int]) -> Outcome:
     blank = interpret(Transfer())

@@ -14,6 +14,8 @@ import report_runs as runs
 from finalbench.bundle import seal
 from finalbench.testing.fake_hub import FakeHub
 
+pytestmark = pytest.mark.slow
+
 SMALL = ("workload.requests=2", "measure.blocks=2", "axes.seq_len=[512]")
 
 

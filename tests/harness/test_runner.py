@@ -21,6 +21,8 @@ from finalbench.runner.interrupts import Interrupts
 from finalbench.runtime.process import OWNER_VARIABLE
 from finalbench.scenario import Scenario, load_scenario, parse_override
 
+pytestmark = pytest.mark.slow
+
 FAKE_VK = f"{sys.executable} {Path(__file__).parent / 'fake_vk.py'}"
 SMALL = (
     "measure.blocks=1",

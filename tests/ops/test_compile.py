@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("triton")
 SCRIPT = Path(__file__).with_name("compile_round.py")
 
