@@ -81,6 +81,7 @@ def test_drafts_on_equal_drafts_off_token_for_token(tmp_path: Path) -> None:
     assert all(len(found) == 1 for found in outputs.values())
 
 
+@pytest.mark.nightly  # an interval needs a machine with nothing else running
 def test_the_headline_holds(tmp_path: Path) -> None:
     """One stream, greedy, fp32, equal threads: at least 3.5 times stock, and MTP is a gain."""
     done = run(

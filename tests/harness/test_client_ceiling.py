@@ -80,7 +80,7 @@ def test_the_ceiling_is_measured_and_a_throttled_client_knows() -> None:
     assert free.as_dict()["tokens_per_chunk"] == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # floors that a shared machine does not reach
 @pytest.mark.parametrize(("streams", "floor"), [(64, 20_000), (1024, 10_000)])
 def test_the_ceiling_on_a_quiet_machine(streams: int, floor: int) -> None:
     """L05: 2 cores, toy server included; under 1 ms of added latency at the 99th percentile at
