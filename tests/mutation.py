@@ -2,9 +2,11 @@
 
     python tests/mutation.py [--sample N] [--module PART] [--jobs N] [--again OUTPUT] [--list]
 
-Each mutant runs in a fork of one warm process, in which the changed source stands in for the real
-one. Prints survivors, and a table for docs/methodology.md; exit 1 when a survivor is not known to
-be equivalent (`tests/mutation_equivalent.txt`).
+A part's tests are collected once; each mutant then runs in a fork in which a function's code is
+replaced, tests that noticed most first. What runs at import (constants, defaults, fields) is
+imported anew in a fork of a process that has not seen it. Prints survivors, and a table for
+docs/methodology.md; exit 1 when a survivor is not known to be equivalent
+(`tests/mutation_equivalent.txt`).
 """
 
 from __future__ import annotations
@@ -12,17 +14,26 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import functools
+import gc
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import inspect
 import os
 import random
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
 
 ROOT = Path(__file__).parents[1]
 HARNESS = ROOT / "tests" / "harness"
@@ -193,9 +204,7 @@ class Stand(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.package = relative.name == "__init__"
         self.name = ".".join(relative.parent.parts if self.package else relative.parts)
         self.path = mutant.path
-        tree = ast.parse(mutant.path.read_text())
-        changed = ast.fix_missing_locations(Changer(mutant.number).visit(tree))
-        self.code = compile(changed, str(mutant.path), "exec")
+        self.code = changed_code(mutant.path, mutant.number)
 
     def find_spec(
         self, fullname: str, path: object = None, target: object = None
@@ -216,6 +225,41 @@ class Stand(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(self.code, vars(module))
 
 
+@functools.cache
+def unchanged_code(path: Path) -> CodeType:
+    return changed_code(path, None)
+
+
+def changed_code(path: Path, number: int | None) -> CodeType:
+    tree = Changer(number).visit(ast.parse(path.read_text()))
+    return compile(ast.fix_missing_locations(tree), str(path), "exec")
+
+
+Patch = dict[tuple[str, int], CodeType]
+
+
+def patch_of(mutant: Mutant) -> Patch | None:
+    """New code by (qualified name, line) of a function; None when it runs at import."""
+    patch: Patch = {}
+
+    def compare(old: CodeType, new: CodeType) -> bool:
+        if not old.co_flags & inspect.CO_NEWLOCALS:  # a module or the body of a class
+            plain = [[c for c in k.co_consts if not isinstance(c, CodeType)] for k in (old, new)]
+            # As text: 1, 1.0 and True are equal to each other and are not the same.
+            if old.co_code != new.co_code or repr(plain[0]) != repr(plain[1]):
+                return False
+            parts = [[c for c in k.co_consts if isinstance(c, CodeType)] for k in (old, new)]
+            return len(parts[0]) == len(parts[1]) and all(map(compare, *parts))
+        if new.co_name.startswith("<") and new.co_name != "<lambda>":
+            return old == new  # a comprehension outside of any function
+        if old != new:
+            patch[new.co_qualname, new.co_firstlineno] = new
+        return True
+
+    good = compare(unchanged_code(mutant.path), changed_code(mutant.path, mutant.number))
+    return patch if good and patch else None
+
+
 def warm() -> None:
     """Everything the tests import but the modules that change."""
     import hypothesis
@@ -229,45 +273,171 @@ def warm() -> None:
 
     kept = (hypothesis, pytest, scipy.special, scipy.stats, finalbench.record)
     assert all(kept)
+    # A mutant is noticed by the first failing example; the smallest one is of no use here.
+    hypothesis.settings.register_profile(
+        "mutation",
+        database=None,
+        derandomize=True,
+        phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
+    )
+    hypothesis.settings.load_profile("mutation")
 
 
-def run_child(mutant: Mutant, part: str) -> None:
-    """Never returns; exit 0 means that the tests noticed nothing."""
-    import pytest
-
-    with open(os.devnull, "w") as nothing:  # noqa: PTH123
-        os.dup2(nothing.fileno(), 1)
-        os.dup2(nothing.fileno(), 2)
-    os.setpgid(0, 0)
-    code = 1
-    with contextlib.suppress(BaseException):
-        sys.meta_path.insert(0, Stand(mutant))
-        tests = [str(HARNESS / name) for name in TESTS[part]]
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--assert=plain"]
-        code = int(pytest.main([*options, *tests]))
-    os._exit(0 if code == 0 else 1)
+OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-s"]
+OPTIONS += ["--assert=plain", "--tb=native", "-o", "timeout=0"]
 
 
-def run_all(chosen: list[tuple[str, Mutant]], jobs: int) -> Iterator[tuple[str, Mutant, bool]]:
-    """Yields (part, mutant, survived) as mutants finish."""
-    waiting, running = list(reversed(chosen)), {}
-    while waiting or running:
-        while waiting and len(running) < jobs:
-            part, mutant = waiting.pop()
-            pid = os.fork()
-            if pid == 0:
-                run_child(mutant, part)
-            running[pid] = (part, mutant, time.monotonic())
-        pid, status = os.waitpid(-1, os.WNOHANG)
+def arguments(part: str) -> list[str]:
+    return [*OPTIONS, *(str(HARNESS / name) for name in TESTS[part])]
+
+
+class Forks:
+    """Runs one mutant per fork. A child exits 0 when nothing noticed, else with 1."""
+
+    def __init__(self, jobs: int, timeout_s: float) -> None:
+        self.jobs, self.timeout_s = jobs, timeout_s
+        self._running: dict[int, tuple[Mutant, float, int]] = {}
+
+    def run(
+        self, chosen: list[Mutant], child: Callable[[Mutant, int], bool]
+    ) -> Iterator[tuple[Mutant, bool, bytes]]:
+        """Yields (mutant, survived, what the child wrote). `child` is true when none noticed."""
+        waiting = list(reversed(chosen))
+        while waiting or self._running:
+            while waiting and len(self._running) < self.jobs:
+                self._fork(waiting.pop(), child)
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid:
+                mutant, _, pipe = self._running.pop(pid)
+                said = os.read(pipe, 4096)
+                os.close(pipe)
+                yield mutant, os.waitstatus_to_exitcode(status) == 0, said
+                continue
+            for running, (_, started, _) in self._running.items():
+                if time.monotonic() - started > self.timeout_s:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(running, signal.SIGKILL)
+            time.sleep(0.005)
+
+    def _fork(self, mutant: Mutant, child: Callable[[Mutant, int], bool]) -> None:
+        read, write = os.pipe()
+        pid = os.fork()
         if pid:
-            part, mutant, _ = running.pop(pid)
-            yield part, mutant, os.waitstatus_to_exitcode(status) == 0
-            continue
-        for child, (_, _, started) in running.items():
-            if time.monotonic() - started > TIMEOUT_S:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child, signal.SIGKILL)
-        time.sleep(0.02)
+            os.close(write)
+            self._running[pid] = (mutant, time.monotonic(), read)
+            return
+        with open(os.devnull, "w") as nothing:  # noqa: PTH123
+            os.dup2(nothing.fileno(), 1)
+            os.dup2(nothing.fileno(), 2)
+        os.setpgid(0, 0)
+        code = 1
+        with contextlib.suppress(BaseException):
+            code = 0 if child(mutant, write) else 1
+        os._exit(code)
+
+
+def run_from_import(part: str) -> Callable[[Mutant, int], bool]:
+    """For what runs at import: all is imported and collected anew in the child."""
+
+    def child(mutant: Mutant, _: int) -> bool:
+        import pytest
+
+        sys.meta_path.insert(0, Stand(mutant))
+        return int(pytest.main(arguments(part))) == 0
+
+    return child
+
+
+class InSession:
+    """Collects a part's tests once and runs them in forks with functions' code replaced.
+
+    Tests that noticed most come first, those of the same file before others.
+    """
+
+    def __init__(self, chosen: list[Mutant], jobs: int) -> None:
+        self.chosen, self.jobs = chosen, jobs
+        self.results: list[tuple[Mutant, bool]] = []
+        self.broken = False
+        self._kills: dict[Path, Counter[int]] = {}
+        self._all: Counter[int] = Counter()
+        self._functions: dict[tuple[str, str, int], list[FunctionType]] = {}
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        for thing in gc.get_objects():
+            if isinstance(thing, FunctionType):
+                code = thing.__code__
+                key = (code.co_filename, code.co_qualname, code.co_firstlineno)
+                self._functions.setdefault(key, []).append(thing)
+        gc.freeze()
+        items = session.items
+        control = Mutant(ROOT, -1, 0, "nothing", "")
+        begun = time.monotonic()
+        for _, survived, _ in Forks(1, TIMEOUT_S).run([control], self._child(items)):
+            self.broken = not survived
+        if self.broken:
+            return True
+        missing = [m.key for m in self.chosen if self._targets(m) is None]
+        if missing:
+            raise SystemExit(f"no function to change: {missing}")
+        forks = Forks(self.jobs, 15.0 + 10.0 * (time.monotonic() - begun))
+        for mutant, survived, said in forks.run(self.chosen, self._child(items)):
+            self.results.append((mutant, survived))
+            if said:
+                self._kills.setdefault(mutant.path, Counter())[int(said)] += 1
+                self._all[int(said)] += 1
+        return True
+
+    def _targets(self, mutant: Mutant) -> list[tuple[FunctionType, CodeType]] | None:
+        found = []
+        for (name, line), code in (patch_of(mutant) or {}).items():
+            functions = self._functions.get((str(mutant.path), name, line))
+            if functions is None:
+                return None
+            found += [(function, code) for function in functions]
+        return found
+
+    def _child(self, items: list[pytest.Item]) -> Callable[[Mutant, int], bool]:
+        from _pytest.runner import runtestprotocol
+
+        def child(mutant: Mutant, pipe: int) -> bool:
+            for function, code in (self._targets(mutant) or []) if mutant.number >= 0 else []:
+                function.__code__ = code
+            near = self._kills.get(mutant.path, Counter())
+            order = sorted(range(len(items)), key=lambda i: (-near[i], -self._all[i], i))
+            for at, index in enumerate(order):
+                after = items[order[at + 1]] if at + 1 < len(order) else None
+                reports = runtestprotocol(items[index], log=False, nextitem=after)
+                if any(report.failed for report in reports):
+                    os.write(pipe, str(index).encode())
+                    return False
+            return True
+
+        return child
+
+
+def run_all(chosen: dict[str, list[Mutant]], jobs: int) -> Iterator[tuple[str, Mutant, bool]]:
+    """Yields (part, mutant, survived). SystemExit when a part's tests fail without a change."""
+    early = {part: [m for m in found if patch_of(m) is None] for part, found in chosen.items()}
+    # These first: a fork can only import anew what this process has not imported yet.
+    for part, found in early.items():
+        control = Mutant(ROOT / "finalbench" / part / "__init__.py", -1, 0, "nothing", "")
+        for mutant, survived, _ in Forks(jobs, TIMEOUT_S).run(
+            [control, *found], run_from_import(part)
+        ):
+            if mutant is not control:
+                yield part, mutant, survived
+            elif not survived:
+                raise SystemExit(f"{part}: its tests fail without any change")
+    for part, found in chosen.items():
+        late = [m for m in found if m not in early[part]]
+        if late:
+            import pytest
+
+            session = InSession(late, jobs)
+            pytest.main(arguments(part), plugins=[session])
+            if session.broken or len(session.results) != len(late):
+                raise SystemExit(f"{part}: its tests fail without any change")
+            yield from ((part, mutant, survived) for mutant, survived in session.results)
 
 
 def main() -> int:
@@ -278,34 +448,30 @@ def main() -> int:
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--again", type=Path, help="only the survivors that this output names")
     options.add_argument("--list", action="store_true", help="only list the mutants")
-    chosen_options = options.parse_args()
+    asked = options.parse_args()
     known = set(EQUIVALENT.read_text().splitlines()) if EQUIVALENT.exists() else set()
-    chosen: list[tuple[str, Mutant]] = []
+    chosen: dict[str, list[Mutant]] = {}
     for part in TESTS:
         found = [m for p in sorted((ROOT / "finalbench" / part).glob("*.py")) for m in mutants(p)]
-        if chosen_options.module:
-            found = [m for m in found if chosen_options.module in str(m.path)]
-        if chosen_options.again:
-            text = chosen_options.again.read_text()
+        if asked.module:
+            found = [m for m in found if asked.module in str(m.path)]
+        if asked.again:
+            text = asked.again.read_text()
             found = [m for m in found if f": {m.key}\n" in text]
-        if chosen_options.sample and len(found) > chosen_options.sample:
-            found = random.Random(chosen_options.seed).sample(found, chosen_options.sample)
-        chosen += [(part, m) for m in found]
-    if chosen_options.list:
-        for part, mutant in chosen:
-            sys.stdout.write(f"{part}: {mutant.line}: {mutant.key}\n")
+        if asked.sample and len(found) > asked.sample:
+            found = random.Random(asked.seed).sample(found, asked.sample)
+        if found:
+            chosen[part] = found
+    if asked.list:
+        for part, found in chosen.items():
+            for mutant in found:
+                sys.stdout.write(f"{part}: {mutant.line}: {mutant.key}\n")
         return 0
-    sys.path.insert(0, str(ROOT))
+    sys.path[:0] = [str(ROOT), str(HARNESS)]
     warm()
-    sys.path.insert(0, str(HARNESS))
-    for part in sorted({part for part, _ in chosen}):
-        control = Mutant(ROOT / "finalbench" / part / "__init__.py", -1, 0, "nothing", "")
-        if not all(survived for _, _, survived in run_all([(part, control)], 1)):
-            sys.stdout.write(f"{part}: its tests fail without any change\n")
-            return 2
-    counts = {part: [0, 0, 0] for part in TESTS}
+    counts = {part: [0, 0, 0] for part in chosen}
     unknown = 0
-    for part, mutant, survived in run_all(chosen, chosen_options.jobs):
+    for part, mutant, survived in run_all(chosen, asked.jobs):
         equivalent = mutant.key in known
         counts[part][0] += 1
         counts[part][1] += survived and equivalent
@@ -315,11 +481,10 @@ def main() -> int:
             sys.stdout.write(f"survived: line {mutant.line}: {mutant.key}\n")
             sys.stdout.flush()
     sys.stdout.write(
-        "\n| part | mutants | killed | equivalent | survived |\n|---|---:|---:|---:|---:|\n"
+        "\n| part | mutants | noticed | equivalent | survived |\n|---|---:|---:|---:|---:|\n"
     )
     for part, (total, same, alive) in counts.items():
-        if total:
-            sys.stdout.write(f"| {part} | {total} | {total - same - alive} | {same} | {alive} |\n")
+        sys.stdout.write(f"| {part} | {total} | {total - same - alive} | {same} | {alive} |\n")
     return 1 if unknown else 0
 
 
