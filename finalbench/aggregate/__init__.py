@@ -23,6 +23,7 @@ from finalbench.aggregate.rows import (
     Status,
     VarianceTable,
 )
+from finalbench.aggregate.sizing import SampleSize, sample_size
 from finalbench.aggregate.summary import summary
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "Marks",
     "Pair",
     "ResultRow",
+    "SampleSize",
     "SpreadRow",
     "Status",
     "VarianceTable",
@@ -46,6 +48,7 @@ __all__ = [
     "baseline_arms",
     "compare",
     "leaderboard",
+    "sample_size",
     "summary",
     "twins",
 ]

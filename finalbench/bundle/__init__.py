@@ -18,6 +18,7 @@ from finalbench.bundle.seal import (
     Verification,
     read_manifest,
     seal,
+    sign_sealed,
     unseal,
     verify,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "read_manifest",
     "seal",
     "sign",
+    "sign_sealed",
     "unseal",
     "verify",
     "write_metrics",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from finalbench.bundle.derived import METRICS_FILE, derive, metrics_differences, write_metrics
-from finalbench.bundle.signature import SIGNATURE_FILE, check_signature
+from finalbench.bundle.signature import SIGNATURE_FILE, check_signature, sign
 from finalbench.errors import BundleBroken, UsageError
 from finalbench.record import Run, load_run, write_atomic
 from finalbench.record.journal import RUN_FILE
@@ -126,8 +126,11 @@ def read_manifest(run_dir: Path) -> Manifest:
     return manifest
 
 
-def verify(run_dir: Path, *, recompute: bool = True) -> Verification:
-    """Hash every file, then derive every number again. Broken hashes end the check early."""
+def verify(run_dir: Path, *, recompute: bool = True, signed_by: str | None = None) -> Verification:
+    """Hash every file, then derive every number again. Broken hashes end the check early.
+
+    `signed_by`: hex of the public key that must have signed the seal.
+    """
     try:
         manifest = read_manifest(run_dir)
     except BundleBroken as error:
@@ -136,21 +139,32 @@ def verify(run_dir: Path, *, recompute: bool = True) -> Verification:
             run_id=None, root=None, problems=(problem,), files=0, bytes=0, signed_by=None
         )
     problems = list(_hash_problems(run_dir, manifest))
-    signed_by, fault = check_signature(run_dir, manifest.root)
+    if recompute and [p.file for p in problems] in ([], [METRICS_FILE]):
+        problems += _recomputed(run_dir)
+    signer, fault = check_signature(run_dir, manifest.root)
+    if fault is None and signed_by is not None and signer != signed_by:
+        fault = f"signed by {signer}, not by {signed_by}" if signer else "there is no signature"
     if fault is not None:
         problems.append(Problem(file=SIGNATURE_FILE, field=None, message=fault))
-    hashes_hold = not problems
-    edited = [p.file for p in problems]
-    if recompute and (hashes_hold or edited == [METRICS_FILE]):
-        problems += _recomputed(run_dir)
     return Verification(
         run_id=manifest.run_id,
         root=manifest.root,
         problems=tuple(problems),
         files=len(manifest.files),
         bytes=sum(entry.bytes for entry in manifest.files.values()),
-        signed_by=signed_by,
+        signed_by=signer,
     )
+
+
+def sign_sealed(run_dir: Path, key_path: Path) -> str:
+    """Sign a seal that holds, an older signature aside; returns the public key in hex.
+
+    BundleBroken when the seal does not hold; nothing is signed then.
+    """
+    found = verify(run_dir)
+    held = [p for p in found.problems if p.file != SIGNATURE_FILE]
+    found.model_copy(update={"problems": tuple(held)}).require()
+    return sign(run_dir, str(found.root), key_path)
 
 
 def _run(run_dir: Path) -> Run:

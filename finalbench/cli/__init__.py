@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from finalbench.cli import claim, inspect, measure, publish, share
+from finalbench.cli import claim, foreign, inspect, measure, publish, share
 
 app = typer.Typer(
     name="finalbench",
@@ -37,5 +37,6 @@ def root(
 measure.register(app)
 inspect.register(app)
 publish.register(app)
+foreign.register(app)
 claim.register(app)
 share.register(app)

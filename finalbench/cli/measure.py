@@ -25,6 +25,7 @@ from finalbench.cli.options import (
     overrides_of,
     print_json,
     resolve,
+    share,
 )
 
 
@@ -44,9 +45,22 @@ def plan(
     grid: GridOption = None,
     threads: ThreadsOption = None,
     checkpoint: CheckpointOption = None,
+    detect: Annotated[
+        str | None,
+        typer.Option(metavar="EFFECT", help="How many blocks show a change of, say, 3%."),
+    ] = None,
+    cv: Annotated[
+        str | None,
+        typer.Option("--cv", help="With --detect: spread of one arm's runs, 1% if not given."),
+    ] = None,
+    spread_of: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="With --detect: take the spread from this run's blocks."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what `run` would do: cells, servers, order, time. Works on any machine."""
+    from finalbench.errors import UsageError
     from finalbench.plan import make_plan
 
     resolved = resolve(
@@ -63,18 +77,28 @@ def plan(
         ),
     )
     made = make_plan(resolved)
+    size = None
+    if detect is not None:
+        from finalbench.aggregate import sample_size
+
+        spread = None if cv is None else share("--cv", cv)
+        effect = share("--detect", detect)
+        size = sample_size(effect, resolved.measure.blocks, cv=spread, measured=spread_of)
+    elif cv is not None or spread_of is not None:
+        raise UsageError("--cv and --spread-of belong to --detect")
     if as_json:
-        print_json(
-            {
-                "schema_version": 1,
-                "scenario": resolved.model_dump(mode="json"),
-                "plan": made.model_dump(mode="json"),
-            }
-        )
+        document = {
+            "schema_version": 1,
+            "scenario": resolved.model_dump(mode="json"),
+            "plan": made.model_dump(mode="json"),
+        }
+        if size is not None:
+            document["sample_size"] = size.model_dump(mode="json")
+        print_json(document)
     else:
         from finalbench.cli.tables import show_plan
 
-        show_plan(resolved, made)
+        show_plan(resolved, made, size)
 
 
 def run(

@@ -114,6 +114,20 @@ def resolve(scenario: str | None, model: str | None, overrides: list[Override]) 
     return resolved
 
 
+def share(option: str, text: str) -> float:
+    """`3%` or `0.03` as 0.03. Errors: `UsageError` for what is no share above 0."""
+    from finalbench.errors import UsageError
+
+    number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
+    try:
+        value = float(number) / (100 if percent else 1)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise UsageError(f"{option} {text}: write it as 3% or 0.03")
+    return value
+
+
 def environment() -> dict[str, str]:
     """A copy of the environment; the CLI is the only place that reads it."""
     return dict(os.environ)

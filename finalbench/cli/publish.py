@@ -1,4 +1,4 @@
-"""`verify`, `compare` and `gate`: thin, each calls one function."""
+"""`verify`, `sign`, `compare` and `gate`: thin, each calls one function."""
 
 from __future__ import annotations
 
@@ -22,18 +22,23 @@ MarginOption = Annotated[float | None, typer.Option(help="What counts as equal, 
 def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
     app.command()(verify)
+    app.command()(sign)
     app.command()(compare)
     app.command()(gate)
 
 
 def verify(
     runs: Annotated[list[Path], typer.Argument(help="Sealed run folders.")],
+    signed_by: Annotated[
+        str | None,
+        typer.Option(metavar="HEX", help="Fail unless this Ed25519 public key signed each run."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Hash every file of a sealed run and derive every number again from the raw records."""
     from finalbench.bundle import verify as verify_bundle
 
-    results = [(run, verify_bundle(run)) for run in runs]
+    results = [(run, verify_bundle(run, signed_by=signed_by)) for run in runs]
     if as_json:
         found = [{"run": str(run)} | result.model_dump(mode="json") for run, result in results]
         print_json({"schema_version": 1, "runs": found})
@@ -46,6 +51,26 @@ def verify(
                 typer.echo(f"  {problem.file}{field}: {problem.message}")
     if not all(result.ok for _, result in results):
         raise typer.Exit(5)
+
+
+def sign(
+    runs: Annotated[list[Path], typer.Argument(help="Sealed run folders.")],
+    key: Annotated[Path, typer.Option(help="PEM file of an unencrypted Ed25519 private key.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Sign seals with a key of yours, after verifying each run. Replaces an older signature.
+
+    A key: `openssl genpkey -algorithm ed25519 -out KEY.pem`. Readers check with `verify`.
+    """
+    from finalbench.bundle import sign_sealed
+
+    public = [sign_sealed(run, key) for run in runs]
+    if as_json:
+        rows = [{"run": str(r), "public_key": p} for r, p in zip(runs, public, strict=True)]
+        print_json({"schema_version": 1, "signed": rows})
+        return
+    for run, name in zip(runs, public, strict=True):
+        typer.echo(f"{run}: signed by {name}")
 
 
 def compare(

@@ -8,13 +8,14 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.table import Table
 
+from finalbench.aggregate import SampleSize
 from finalbench.cli.finish import Finished
 from finalbench.plan import Plan
 from finalbench.scenario import DraftSetting, Scenario
 
 
-def show_plan(scenario: Scenario, plan: Plan) -> None:
-    """Needs, cells, the order of servers, and about how long it takes."""
+def show_plan(scenario: Scenario, plan: Plan, size: SampleSize | None = None) -> None:
+    """Needs, cells, the order of servers, about how long it takes; blocks for a wanted effect."""
     console = _console()
     hardware = scenario.hardware
     console.print(f"{scenario.title} ({scenario.name}, plan {plan.hash[:8]})", highlight=False)
@@ -44,6 +45,15 @@ def show_plan(scenario: Scenario, plan: Plan) -> None:
         f"{len(plan.cells)} cells, {requests} requests, about {plan.estimate_s / 60:.0f} minutes",
         highlight=False,
     )
+    if size is not None:
+        _say(
+            console,
+            f"to see a change of {size.effect:.2%} four times out of five: {size.blocks} blocks "
+            f"(from {size.source})",
+        )
+        seen = size.given_detectable
+        if seen is not None:
+            _say(console, f"the plan's {size.given_blocks} blocks show a change of {seen:.2%}")
 
 
 def show_run(finished: Finished) -> None:

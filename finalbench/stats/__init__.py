@@ -14,7 +14,13 @@ from finalbench.stats.paired import (
     decide,
     paired,
 )
-from finalbench.stats.planning import detectable_effect, holm, planned_blocks, power
+from finalbench.stats.planning import (
+    blocks_to_see,
+    detectable_effect,
+    holm,
+    planned_blocks,
+    power,
+)
 from finalbench.stats.rolls import Rolls, expected_best_sd, rolls
 from finalbench.stats.series import Interval, Trend, mean_interval, trend
 from finalbench.stats.spread import Component, Observation, Spread, components
@@ -31,6 +37,7 @@ __all__ = [
     "Trend",
     "UnpairedResult",
     "Verdict",
+    "blocks_to_see",
     "bootstrap_bca",
     "components",
     "decide",

@@ -36,9 +36,18 @@ def planned_blocks(
     `correlation` is that of the two arms within a block; pairing removes what they share.
     Six blocks or more spend one degree of freedom on the slot order.
     """
-    if effect <= 0 or cv < 0 or not -1 <= correlation < 1:
-        raise ValueError(f"effect {effect}, cv {cv}, correlation {correlation}: out of range")
+    if cv < 0 or not -1 <= correlation < 1:
+        raise ValueError(f"cv {cv}, correlation {correlation}: out of range")
     sd_log = cv * math.sqrt(2 * (1 - correlation))
+    return blocks_to_see(effect, sd_log, alpha=alpha, target_power=target_power)
+
+
+def blocks_to_see(
+    effect: float, sd_log: float, *, alpha: float = 0.05, target_power: float = 0.8
+) -> int:
+    """As `planned_blocks`, from the spread of the paired log ratios themselves."""
+    if effect <= 0 or sd_log < 0:
+        raise ValueError(f"effect {effect}, spread {sd_log}: out of range")
     for n in range(2, MAX_PLANNED_BLOCKS):
         if power(math.log1p(effect), sd_log, n, df=block_df(n), alpha=alpha) >= target_power:
             return n

@@ -24,6 +24,7 @@ from finalbench.bundle import (
     read_manifest,
     seal,
     sign,
+    sign_sealed,
     unseal,
     verify,
     write_metrics,
@@ -352,3 +353,35 @@ def test_a_resumed_run_is_no_longer_sealed(tmp_path: Path) -> None:
     assert opened.resumed
     assert not (run / MANIFEST_FILE).exists()
     assert not (run / METRICS_FILE).exists()
+
+
+def test_only_a_seal_that_holds_is_signed(sealed: Path, tmp_path: Path) -> None:
+    key = a_key(tmp_path / "key.pem")
+    public = sign_sealed(sealed, key)
+    assert verify(sealed, signed_by=public).ok
+    (problem,) = verify(sealed, signed_by="0" * 64).problems
+    assert problem.file == SIGNATURE_FILE
+    assert problem.message == f"signed by {public}, not by {'0' * 64}"
+    # A broken signature is replaced; a broken record is not signed, and the old signature stays.
+    (sealed / SIGNATURE_FILE).write_bytes(b"{}\n")
+    assert sign_sealed(sealed, key) == public
+    before = (sealed / SIGNATURE_FILE).read_bytes()
+    servers = sealed / "servers.jsonl"
+    servers.write_bytes(servers.read_bytes() + b" ")
+    with pytest.raises(BundleBroken, match=r"servers\.jsonl"):
+        sign_sealed(sealed, key)
+    assert (sealed / SIGNATURE_FILE).read_bytes() == before
+
+
+def test_an_unsigned_run_is_nobodys(sealed: Path) -> None:
+    (problem,) = verify(sealed, signed_by="ab").problems
+    assert problem.message == "there is no signature"
+
+
+def test_a_wrong_signature_does_not_hide_an_edited_number(sealed: Path) -> None:
+    (sealed / SIGNATURE_FILE).write_bytes(b"{}\n")
+    metrics = sealed / METRICS_FILE
+    metrics.write_text(metrics.read_text().replace('"decode_tok_s": ', '"decode_tok_s": 1', 1))
+    found = verify(sealed).problems
+    assert {p.file for p in found} == {METRICS_FILE, SIGNATURE_FILE}
+    assert any(p.field and "decode_tok_s" in p.field for p in found)

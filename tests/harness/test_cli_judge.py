@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -116,3 +117,52 @@ def test_a_claim_is_added_shown_and_listed(run_dir: Path, tmp_path: Path) -> Non
     same = typed("claim", "replicate", "mine", str(run_dir), "--by=us", ledger)
     assert same.returncode == 5
     assert "no claim is stale" in typed("claim", "check", str(run_dir), ledger).stdout
+
+
+def test_sign_and_verify_by_key(run_dir: Path, tmp_path: Path) -> None:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    copy, key = tmp_path / run_dir.name, tmp_path / "key.pem"
+    shutil.copytree(run_dir, copy)
+    key.write_bytes(
+        Ed25519PrivateKey.generate().private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    signed = typed("sign", str(copy), f"--key={key}", "--json")
+    (row,) = json.loads(signed.stdout)["signed"]
+    assert typed("verify", str(copy), f"--signed-by={row['public_key']}").returncode == 0
+    other = typed("verify", str(copy), f"--signed-by={'0' * 64}")
+    assert other.returncode == 5
+    assert "signed by" in other.stdout
+    assert typed("sign", str(copy), f"--key={tmp_path / 'none.pem'}").returncode == 3
+
+
+def test_import_takes_what_agrees_and_names_what_does_not(run_dir: Path, tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    bench = {"completed": 4, "failed": 0, "output_throughput": 55.0, "mean_ttft_ms": 40.0}
+    file.write_text(json.dumps(bench))
+    done = typed("import", str(file), f"--beside={run_dir}")
+    assert done.returncode == 0, done.stderr
+    assert "ttft_s = 0.04 s (mean, from mean_ttft_ms); vk here 0." in done.stdout
+    assert "output_throughput: refused: its clock runs until" in done.stdout
+    (found,) = json.loads(typed("import", str(file), "--json").stdout)["files"]
+    assert found["tool"] == "vllm"
+    file.write_text("{}")
+    refused = typed("import", str(file))
+    assert refused.returncode == 2
+    assert "no result file of a known tool" in refused.stderr
+
+
+def test_plan_prints_the_blocks_a_wanted_effect_needs(run_dir: Path) -> None:
+    words = typed("plan", "vk-tiny", "--detect=3%", "--cv=2%")
+    assert "to see a change of 3.00% four times out of five: 10 blocks" in words.stdout
+    document = json.loads(
+        typed("plan", "vk-tiny", "--detect=0.03", f"--spread-of={run_dir}", "--json").stdout
+    )
+    assert document["sample_size"]["source"].startswith("3 blocks of vk against stock")
+    assert typed("plan", "vk-tiny", "--detect=3x").returncode == 2
+    assert typed("plan", "vk-tiny", "--cv=2%").returncode == 2
