@@ -152,7 +152,7 @@ def _cell(scenario: Scenario, arm: str, point: Point, draft: DraftSetting, axis:
         "output_len": point.output_len,
         "sampling": sampling.fields(),
         "concurrency": point.concurrency,
-        "workload": scenario.workload.model_dump(mode="json"),
+        "workload": scenario.workload.identity(),
     }
     identity = work | {"arm": arm, "settings": settings, "draft": draft.model_dump(mode="json")}
     return Cell(

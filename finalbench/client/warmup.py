@@ -14,21 +14,9 @@ from dataclasses import dataclass, replace
 from finalbench.client.http import StreamClient
 from finalbench.client.load import run_cell
 from finalbench.client.schedule import CellRun, Job, Load, Outcome
+from finalbench.stats.steady import WarmRule, unsteady
 
-
-@dataclass(frozen=True, slots=True)
-class WarmRule:
-    """Steady when the last `window` rounds' times vary by at most `spread` of their median.
-
-    A round is `concurrency` requests, of the measured length. `spread` is (largest - smallest) /
-    median, both of time to first token and of time per token; shorter than `noise_ms` is steady
-    whatever its share.
-    """
-
-    window: int = 3
-    spread: float = 0.1
-    noise_ms: float = 2.0
-    max_rounds: int = 12
+__all__ = ["WarmRule", "WarmUp", "unsteady", "warm_up"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,23 +75,6 @@ async def warm_up(
         per_token_ms=tuple(pers),
         outcomes=tuple(outcomes),
     )
-
-
-def unsteady(
-    first_token_ms: Sequence[float], per_token_ms: Sequence[float], rule: WarmRule
-) -> str | None:
-    """Why the last rounds are not steady, or None when they are."""
-    if len(first_token_ms) < rule.window:
-        return f"{len(first_token_ms)} of the {rule.window} rounds that are compared"
-    for name, times in (("first token", first_token_ms), ("time per token", per_token_ms)):
-        last = times[-rule.window :]
-        width, middle = max(last) - min(last), statistics.median(last)
-        if width > rule.noise_ms and width > rule.spread * middle:
-            return (
-                f"{name} still varies from {min(last):.2f} to {max(last):.2f} ms over "
-                f"{rule.window} rounds"
-            )
-    return None
 
 
 def _first_token_ms(outcome: Outcome) -> float:

@@ -158,7 +158,10 @@ class ServerRecord(Frozen):
 
 
 class TelemetryRecord(Frozen):
-    """One reading of the machine, wall clock in UTC and monotonic time."""
+    """One reading of the machine, wall clock in UTC and monotonic time.
+
+    `gpu_reason` says why no GPU was read at this time, where a reading of the host is alone.
+    """
 
     utc: str
     t_ns: int
@@ -177,6 +180,7 @@ class Roll(Frozen):
 
 
 class Failure(Frozen):
+    gpu_reason: str | None = None
     """A cell (a whole server, when `cell_id` is null) that has no full result in a block.
 
     Once a later roll completes the cell its failure is dropped; the roll keeps the count.

@@ -18,7 +18,7 @@ from finalbench.runner.progress import Progress
 from finalbench.runner.prompts import PromptStock
 from finalbench.runner.scoring import Scorer
 from finalbench.runner.state import Ledger, Opened
-from finalbench.runner.telemetry import reading
+from finalbench.runner.telemetry import Telemetry
 from finalbench.runner.traffic import Attempt, run_requests
 from finalbench.runner.watch import ServerWatch
 from finalbench.runtime.ready import ServerFailed
@@ -30,6 +30,7 @@ from finalbench.runtime.server import (
     start_server,
 )
 
+from finalbench.stats.steady import WarmRule
 if TYPE_CHECKING:
     from finalbench.runtime.container import ContainerRuntime
 
@@ -60,6 +61,7 @@ class BlockRunner:
             self._scenario, opened.prompts, self._guarded(self._writer.append_prompt)
         )
         self._watch: ServerWatch | None = None
+        self._telemetry = Telemetry(self._guarded(self._writer.append_telemetry), environment)
         self._measured_arms = {r.arm for r in opened.requests if r.status == "ok"}
         self._started = 0
         self._last_error: str | None = None
@@ -84,6 +86,7 @@ class BlockRunner:
         with self._interrupts.shielded():  # ending a server takes seconds and must not be cut
             watch, self._watch = self._watch, None
             self._writer.append_server(watch.close())
+            self._telemetry.stop()
 
     def _run_cells(self, block: Block, key: str, order_index: int, cells: list[Cell]) -> None:
         """Serve a key's cells; after a server's death the rest goes on with a fresh one."""
@@ -119,7 +122,7 @@ class BlockRunner:
         workload = self._scenario.workload
         missing = self._ledger.missing(cell, block.index)
         self._interrupts.check()
-        self._read_machine(server)
+        self._telemetry.read()
         self._progress.phase(f"block {block.index + 1} of {len(self._plan.blocks)}: {cell.label}")
         warmups = self._prompts.warmups(cell)
         for warmup, prompts in ((True, warmups), (False, self._prompts.measured(cell, missing))):
@@ -136,6 +139,9 @@ class BlockRunner:
                 else cell.output_len,
                 ignore_eos=workload.ignore_eos,
             )
+                warm_rule=WarmRule(max_rounds=workload.warmup_rounds)
+                if warmup and workload.warmup_rounds is not None
+                else None,
             trouble = run_requests(
                 server,
                 attempt,
@@ -146,15 +152,14 @@ class BlockRunner:
             )
             if trouble is not None:
                 return trouble
-        self._read_machine(server)
+        self._telemetry.read()
         left = self._ledger.missing(cell, block.index)
         if left:
             self._fail(cell, block, self._request_error(cell, block, len(left)))
         return None
 
-    def _read_machine(self, server: LiveServer) -> None:
-        gpu = str(server.settings.get("device", "")).startswith("cuda")
-        self._guarded(self._writer.append_telemetry)(reading(gpu=gpu))
+    def _counting(self, cell_id: str | None) -> AbstractContextManager[None]:
+        return self._watch.counting(cell_id) if self._watch else nullcontext()
 
     def _on_record(self, record: RequestRecord) -> None:
         self._guarded(self._writer.append_request)(record)
@@ -227,6 +232,8 @@ class BlockRunner:
         watch.began(server)
         self._interrupts.check()
         return server
+        if purpose == "measure":
+            self._telemetry.watch(server.settings)
 
     def _prepare_prompts(self, server: LiveServer, cells: list[Cell]) -> None:
         self._progress.phase("prompts of exact length")

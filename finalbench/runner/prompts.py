@@ -11,8 +11,10 @@ from finalbench.prompts import DOMAINS
 from finalbench.record import Cell, PromptRecord
 from finalbench.runtime.server import LiveServer
 from finalbench.scenario import Scenario, Workload
+from finalbench.stats.steady import WarmRule
 
 _TIMEOUT_S = 60.0
+_MAX_WARM_PROMPTS = 256
 
 
 def check_lengths(scenario: Scenario, cells: Sequence[Cell]) -> None:
@@ -43,16 +45,25 @@ class PromptStock:
             tokenizer = ServerTokenizer(http, server.base_url, server.model_id)
             for seq_len, count in counts.items():
                 self._build(tokenizer, seq_len, count, warmup=False)
-                if self._workload.warmup_requests:
-                    self._build(tokenizer, seq_len, self._workload.warmup_requests, warmup=True)
+                warm = max(self._warmups(c) for c in cells if c.seq_len == seq_len)
+                if warm:
+                    self._build(tokenizer, seq_len, warm, warmup=True)
 
     def measured(self, cell: Cell, indices: list[int]) -> list[PromptRecord]:
         """Prompts of a cell by their index."""
         return [self._known[cell.seq_len, False, i] for i in indices]
 
     def warmups(self, cell: Cell) -> list[PromptRecord]:
-        """Prompts that no measured request has."""
-        return [self._known[cell.seq_len, True, i] for i in range(self._workload.warmup_requests)]
+        """Prompts that no measured request has; as many as its warm-up may use."""
+        return [self._known[cell.seq_len, True, i] for i in range(self._warmups(cell))]
+
+    def _warmups(self, cell: Cell) -> int:
+        rounds = self._workload.warmup_rounds
+        if not self._workload.warmup_requests or rounds is None:
+            return self._workload.warmup_requests
+        # Many streams take few rounds: their prompts must all be built first.
+        most = max(WarmRule().window, _MAX_WARM_PROMPTS // cell.concurrency)
+        return min(rounds, most) * cell.concurrency
 
     def by_digest(self, value: str) -> PromptRecord:
         return next(p for p in self._known.values() if p.digest == value)

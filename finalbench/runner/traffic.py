@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from finalbench.arms import ENGINES, arm
 from finalbench.client.http import StreamClient
 from finalbench.client.load import Job, Load, Outcome, run_cell
 from finalbench.client.stream import encode_body
+from finalbench.client.warmup import WarmRule, warm_up
 from finalbench.client.workload import Prompt, request_body
 from finalbench.record import Cell, PromptRecord, RequestRecord, Spec, Usage
 from finalbench.runner.interrupts import Interrupts
@@ -20,7 +22,10 @@ _DEATH_POLLS, _DEATH_POLL_S = 25, 0.02
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Where a batch of requests belongs, and how long its outputs are, in tokens."""
+    """Where a batch of requests belongs, and how long its outputs are, in tokens.
+
+    With `warm_rule` the prompts are what a warm-up may use, not what it must.
+    """
 
     cell: Cell
     block: int
@@ -29,6 +34,7 @@ class Attempt:
     warmup: bool
     output_len: int
     ignore_eos: bool
+    warm_rule: WarmRule | None = None
 
 
 def request_seed(prompt: PromptRecord) -> int:
@@ -46,6 +52,8 @@ def run_requests(
     on_record: Callable[[RequestRecord], None],
 ) -> str | None:
     """Send each prompt once, `concurrency` at a time; records come as requests end.
+
+    A warm-up by rule sends whole rounds until times are steady or its prompts are used up.
 
     Returns why the server is of no more use, or None. KeyboardInterrupt after a signal, once the
     requests in flight are recorded as cancelled.
@@ -94,7 +102,11 @@ async def _run(
     load = Load(concurrency=attempt.cell.concurrency, request_timeout_s=timeout_s)
     with interrupts.diverted(interrupted):
         async with StreamClient() as client:
-            await run_cell(client, server.base_url, jobs, load, on_outcome=ended, stop=stop)
+            url, rule = server.base_url, attempt.warm_rule
+            if rule is None:
+                await run_cell(client, url, jobs, load, on_outcome=ended, stop=stop)
+            else:
+                await warm_up(client, url, jobs, load, rule, on_outcome=ended, stop=stop)
     return bool(signals), trouble[0] if trouble else None
 
 
@@ -109,7 +121,7 @@ def _body(attempt: Attempt, server: LiveServer, prompt: PromptRecord) -> bytes:
         seed=request_seed(prompt),
         ignore_eos=attempt.ignore_eos,
     )
-    return encode_body(body)
+    return encode_body(ENGINES[arm(attempt.cell.arm).engine].body(body))
 
 
 def _record(attempt: Attempt, prompt: PromptRecord, outcome: Outcome) -> RequestRecord:

@@ -135,8 +135,16 @@ class Workload(Frozen):
     requests: PositiveInt
     warmup_requests: Annotated[int, Field(ge=0)] = 1
     warmup_output_len: PositiveInt = 16
+    # Rounds of `concurrency` requests until times are steady, at most so many; null: exactly
+    # `warmup_requests` requests. Without warm-up requests there are no rounds either.
+    warmup_rounds: Annotated[int, Field(ge=3, le=100)] | None = None
     ignore_eos: bool = True
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+
+    def identity(self) -> dict[str, Any]:
+        """What makes two workloads the same; a rule that is not set takes no part."""
+        found = self.model_dump(mode="json")
+        return {k: v for k, v in found.items() if k != "warmup_rounds" or v is not None}
 
 
 class Point(Frozen):
@@ -212,7 +220,8 @@ class Scenario(Frozen):
     def hash(self) -> str:
         """Identity of what is measured: sha256 over all but estimates, prose and places."""
         excluded: Any = {"estimates": True, "title": True, "model": {"path", "note"}}
-        return digest(self.model_dump(mode="json", exclude=excluded))
+        body = self.model_dump(mode="json", exclude=excluded)
+        return digest(body | {"workload": self.workload.identity()})
 
     @model_validator(mode="after")
     def _names_resolve(self) -> Scenario:

@@ -10,11 +10,13 @@ from finalbench.validity.clocks import check_clocks
 from finalbench.validity.counts import check_counts
 from finalbench.validity.drafts import check_drafts
 from finalbench.validity.engine_counts import check_engine_counts
-from finalbench.validity.machine import check_client, check_gpu_clocks
+from finalbench.validity.gpu import check_gpu
+from finalbench.validity.machine import check_client
 from finalbench.validity.routing import check_routing
-from finalbench.validity.samples import check_samples, check_warmth, check_warmup
+from finalbench.validity.samples import check_samples, check_warmth
 from finalbench.validity.servers import check_servers
 from finalbench.validity.violation import Violation, violation
+from finalbench.validity.warmup import check_prompts, check_steady
 
 
 def check(records: RunRecords, metrics: MetricsTable) -> list[Violation]:
@@ -35,13 +37,14 @@ def _check(records: RunRecords, metrics: MetricsTable) -> Iterator[Violation]:
         yield from check_drafts(cell, row, requests)
         yield from check_samples(cell, row, requests, len(run.plan.blocks))
         yield from check_warmth(cell, requests)
+        yield from check_steady(run, cell, grouped.get(cell.id, ()))
         yield from _physics(row)
         yield from check_client(cell, requests, run.client_ceilings)
-    yield from check_warmup(records.requests)
+    yield from check_prompts(records.requests)
     yield from check_servers(run, records.servers)
     yield from check_routing(run, records.servers)
     yield from check_engine_counts(records.servers, records.requests, records.scores)
-    yield from check_gpu_clocks(run, records.requests, records.servers, records.telemetry)
+    yield from check_gpu(records)
     for name in records.torn:
         yield violation("torn_journal", f"{name} ends in half a record, which was dropped")
 

@@ -1,22 +1,16 @@
-"""What else could have made the number: a client at its limit, or clocks that differ by arm."""
+"""What else could have made the number: a client at its limit."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from statistics import median
+from collections.abc import Iterator, Sequence
 
 from finalbench.plan import Cell
-from finalbench.record import ClientCeiling, RequestRecord, Run, ServerRecord, TelemetryRecord
+from finalbench.record import ClientCeiling, RequestRecord
 from finalbench.validity.violation import Violation, violation
 
 NS = 1e-9
 CLIENT_HEADROOM = 3.0
 MAX_CLIENT_LATE_MS = 10.0
-CLOCK = "gpu_sm_clock_mhz"
-MIN_CLOCK_SAMPLES = 30
-MAX_CLOCK_SPREAD = 0.05
-MAX_CLOCK_OFFSET = 0.01
 
 
 def check_client(
@@ -58,63 +52,3 @@ def chunks_per_s(cell: Cell, requests: Sequence[RequestRecord]) -> float | None:
         return None
     one_stream = sum(len(times) - 1 for times in streams) / seconds
     return one_stream * cell.concurrency
-
-
-def check_gpu_clocks(
-    run: Run,
-    requests: Sequence[RequestRecord],
-    servers: Sequence[ServerRecord],
-    telemetry: Sequence[TelemetryRecord],
-) -> Iterator[Violation]:
-    """Only samples taken while an arm streamed count; arms must have run at one clock."""
-    if not any(str((s.settings or {}).get("device", "")).startswith("cuda") for s in servers):
-        return
-    samples = sorted(
-        (t.t_ns, value) for t in telemetry if (value := t.values.get(CLOCK)) is not None
-    )
-    clocks = busy_clocks(requests, samples)
-    typical: dict[str, float] = {}
-    for arm in run.scenario.arms:
-        seen = clocks.get(arm, [])
-        if len(seen) < MIN_CLOCK_SAMPLES:
-            yield violation(
-                "clock_unobserved",
-                f"{len(seen)} samples of the GPU clock while {arm} was busy; "
-                f"{MIN_CLOCK_SAMPLES} are needed",
-                samples=len(seen),
-                needed=MIN_CLOCK_SAMPLES,
-            )
-            continue
-        typical[arm] = median(seen)
-        spread = (max(seen) - min(seen)) / typical[arm]
-        if spread > MAX_CLOCK_SPREAD:
-            yield violation(
-                "clock_unsteady",
-                f"the GPU clock moved by {spread:.1%} while {arm} was busy",
-                spread=spread,
-                bound=MAX_CLOCK_SPREAD,
-            )
-    if typical:
-        low, high = min(typical.values()), max(typical.values())
-        if high / low - 1 > MAX_CLOCK_OFFSET:
-            text = ", ".join(f"{arm} {clock:.0f} MHz" for arm, clock in typical.items())
-            yield violation(
-                "clock_confounded",
-                f"the arms ran at different GPU clocks: {text}",
-                low_mhz=low,
-                high_mhz=high,
-            )
-
-
-def busy_clocks(
-    requests: Sequence[RequestRecord], samples: Sequence[tuple[int, float]]
-) -> Mapping[str, list[float]]:
-    """Clock samples by arm that fall between a request's send and its last content event."""
-    times = [at for at, _ in samples]
-    chosen: dict[str, set[int]] = {}
-    for request in requests:
-        if request.chunks and not request.warmup:
-            first = bisect_left(times, request.sent_ns)
-            last = bisect_right(times, request.chunks[-1][0])
-            chosen.setdefault(request.arm, set()).update(range(first, last))
-    return {arm: [samples[i][1] for i in sorted(found)] for arm, found in chosen.items()}

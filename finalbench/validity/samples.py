@@ -75,26 +75,3 @@ def check_warmth(cell: Cell, requests: Sequence[RequestRecord]) -> Iterator[Viol
             ratio=median(ratios),
             bound=MAX_COLD_RATIO,
         )
-
-
-def check_warmup(requests: Sequence[RequestRecord]) -> Iterator[Violation]:
-    """No prompt of a warm-up may be measured on the same server."""
-    warm: dict[str, set[str]] = {}
-    for request in requests:
-        if request.warmup:
-            warm.setdefault(request.server_id, set()).add(request.prompt_digest)
-    reported: set[tuple[str, str]] = set()
-    for request in requests:
-        key = (request.cell_id, request.server_id)
-        if (
-            not request.warmup
-            and key not in reported
-            and request.prompt_digest in warm.get(request.server_id, ())
-        ):
-            reported.add(key)
-            yield violation(
-                "warm_prompt",
-                f"request {request.request_id} repeats a warm-up prompt of {request.server_id}",
-                cell_id=request.cell_id,
-                block=request.block,
-            )

@@ -64,6 +64,12 @@ _ALL: tuple[Rule, ...] = (
     ),
     Rule("kernel_fallback", "warning", "no kernel fallback was in force"),
     Rule("warm_prompt", "invalid", "measured prompts are disjoint from warm-up prompts"),
+    Rule(
+        "warm_up_unsteady",
+        "warning",
+        "where warm-up is by rule, it ended with times that vary by at most 10 % over its last "
+        "three rounds",
+    ),
     Rule("repeated_prompt", "warning", "prompts do not repeat within one cell of a server"),
     Rule("warm_prefix", "invalid", "no measured prompt was served from a prefix cache"),
     Rule("cold_start", "warning", "a cell's first request is not over 20 % slower than the rest"),
@@ -73,6 +79,9 @@ _ALL: tuple[Rule, ...] = (
     Rule("clock_confounded", "invalid", "GPU clocks of compared arms differ by at most 1 %"),
     Rule("clock_unsteady", "warning", "the GPU clock moved by at most 5 % while an arm was busy"),
     Rule("clock_unobserved", "warning", "the GPU clock was sampled while the arm was busy"),
+    Rule("gpu_idle", "warning", "the GPU was busy for at least half of an arm's measured time"),
+    Rule("gpu_throttled", "warning", "neither heat nor a power brake held the GPU's clock down"),
+    Rule("gpu_shared", "warning", "no second process computed on the GPU"),
     Rule("client_bound", "invalid", "the client can read at least 3 times the cell's chunks"),
     Rule("client_late", "warning", "the client's time stamps are at most 10 ms late under load"),
     Rule("client_unmeasured", "warning", "the ceiling of the client was measured in the same run"),

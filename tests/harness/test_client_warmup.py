@@ -34,7 +34,9 @@ def warm(url: str, count: int, rule: WarmRule, *, concurrency: int = 1, length: 
 
 
 def test_a_steady_server_needs_the_window_only(server: ToyThread) -> None:
-    found = warm(server.use("ok,step_ms=4,prefill_ms=4"), 20, WarmRule(noise_ms=500.0))
+    found = warm(
+        server.use("ok,step_ms=4,prefill_ms=4"), 20, WarmRule(noise_ms=500.0, token_noise_ms=50.0)
+    )
     assert (found.rounds, found.steady, found.reason) == (3, True, None)
     assert len(found.outcomes) == 3
 
@@ -42,7 +44,7 @@ def test_a_steady_server_needs_the_window_only(server: ToyThread) -> None:
 def test_a_warming_server_gets_more(server: ToyThread) -> None:
     """C09: 400, 200, 100, 50, 25, ... ms on top: steady when the last three agree."""
     url = server.use("warming,warm_decay_ms=400,step_ms=2,prefill_ms=2")
-    found = warm(url, 20, WarmRule(noise_ms=60.0))
+    found = warm(url, 20, WarmRule(noise_ms=60.0, token_noise_ms=60.0))
     assert found.steady
     assert found.rounds >= 5
     assert found.first_token_ms[0] > 400 > 200 > found.first_token_ms[-1]
@@ -51,7 +53,7 @@ def test_a_warming_server_gets_more(server: ToyThread) -> None:
 def test_a_slow_first_shape_is_outside_the_window(server: ToyThread) -> None:
     """C07: warm-up has the measured shape, so its compilation falls into it."""
     url = server.use("slow_first_shape,slow_first_ms=150,step_ms=1,prefill_ms=1")
-    found = warm(url, 20, WarmRule(noise_ms=100.0))
+    found = warm(url, 20, WarmRule(noise_ms=100.0, token_noise_ms=50.0))
     assert found.steady and found.rounds >= 4
     assert found.first_token_ms[0] > 150
     assert max(found.first_token_ms[-3:]) < 130
@@ -73,9 +75,13 @@ def test_a_failure_ends_the_warm_up(server: ToyThread) -> None:
 
 
 def test_rule_by_hand() -> None:
-    rule = WarmRule(window=3, spread=0.1, noise_ms=1.0)
+    rule = WarmRule(window=3, spread=0.1, noise_ms=1.0, token_noise_ms=1.0)
     assert unsteady([50.0, 10.0, 10.5, 10.9], [5.0] * 4, rule) is None
     assert "first token" in (unsteady([10.0, 10.0, 11.5], [5.0] * 3, rule) or "")
     assert "time per token" in (unsteady([10.0] * 3, [5.0, 5.0, 7.0], rule) or "")
     assert "2 of the 3" in (unsteady([1.0, 1.0], [1.0, 1.0], rule) or "")
     assert unsteady([1.0, 1.9, 1.0], [0.1, 0.9, 0.5], rule) is None
+    # Each series has a noise of its own; both bounds are inclusive.
+    assert "time per token" in (unsteady([1.0] * 3, [0.1, 0.9, 0.5], WarmRule()) or "")
+    assert unsteady([10.0, 11.0, 10.0], [1.0, 1.1, 1.0], WarmRule(noise_ms=0.0)) is None
+    assert unsteady([10.0, 12.0, 10.0], [1.0] * 3, WarmRule(noise_ms=2.0)) is None

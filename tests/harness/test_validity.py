@@ -26,6 +26,7 @@ from finalbench.metrics import compute
 from finalbench.record import (
     Classes,
     ClientCeiling,
+    RequestRecord,
     RunRecords,
     ServerRecord,
     Spec,
@@ -33,6 +34,7 @@ from finalbench.record import (
     Usage,
 )
 from finalbench.validity import RULES, Violation, check, spec_faults
+from finalbench.validity.gpu import busy_samples
 
 CLEAN = make_records()
 CELL = cell_of(CLEAN, "vk", "mtp3")
@@ -315,6 +317,10 @@ def test_every_rule_has_a_rejected_fixture() -> None:
         "engine_count",
         "cold_start",
         "correlated_routing",
+        "gpu_idle",
+        "gpu_shared",
+        "gpu_throttled",
+        "warm_up_unsteady",
     }
     assert {rule for _, rule, _ in REJECTED} | elsewhere == set(RULES)
     assert not {rule for _, rule, _ in REJECTED} & elsewhere
@@ -573,8 +579,6 @@ def test_l18_only_samples_inside_the_requests_count() -> None:
 
 
 def test_clock_samples_have_a_floor() -> None:
-    from finalbench.validity.machine import busy_clocks
-
     steady = on_gpu(lambda arm, i: 1_980.0)
     for count, refused in ((29, True), (30, False)):
         stock = [r for r in steady.requests if r.arm == "stock"]
@@ -585,13 +589,133 @@ def test_clock_samples_have_a_floor() -> None:
                 kept.append(t.model_copy(update={"values": t.values | {"stock": float(inside)}}))
         fewer = replace(steady, telemetry=tuple(kept))
         assert ("clock_unobserved" in rules(fewer)) is refused
-    samples = [(0, 1.0), (10, 2.0), (20, 3.0)]
+    samples = [TelemetryRecord(utc="", t_ns=t, values={}) for t in (20, 0, 10, 21)]
     request = a_request(
         PLAIN, sizes=[1, 1], start_ns=10, scheduled_ns=10, chunks=((15, 1), (20, 1))
     )
-    assert busy_clocks([request], samples) == {"vk": [2.0, 3.0]}
-    assert busy_clocks([request, request], samples) == {"vk": [2.0, 3.0]}
-    assert busy_clocks([request.model_copy(update={"warmup": True})], samples) == {}
+
+    def times(requests: list[RequestRecord]) -> list[int]:
+        return [s.t_ns for s in busy_samples(requests, samples)]
+
+    assert times([request]) == [10, 20]
+    assert times([request, request]) == [10, 20]
+    assert times([request.model_copy(update={"warmup": True})]) == []
+
+
+def sensed(name: str, value: Callable[[str, int], float | None]) -> RunRecords:
+    """The clean run on a GPU at one clock, with another sensor beside it."""
+    steady, counts = on_gpu(lambda arm, i: 1_980.0), {"vk": 0, "stock": 0}
+    changed = []
+    for sample in steady.telemetry:
+        arm = next(r.arm for r in CLEAN.requests if r.sent_ns <= sample.t_ns <= r.chunks[-1][0])
+        values = sample.values | {name: value(arm, counts[arm])}
+        counts[arm] += 1
+        changed.append(sample.model_copy(update={"values": values}))
+    return replace(steady, telemetry=tuple(changed))
+
+
+def test_l18_an_idle_window_is_named() -> None:
+    share = {"vk": 0.9, "stock": 0.45}
+    (idle,) = found(sensed("gpu_busy_share", lambda arm, i: share[arm]))
+    assert (idle.rule, idle.severity) == ("gpu_idle", "warning")
+    assert idle.numbers["busy"] == pytest.approx(0.45)
+    assert "45% of the time that stock was measured" in idle.message
+    # The mean counts, and half is enough; a card without the sensor breaks no rule.
+    assert rules(sensed("gpu_busy_share", lambda arm, i: 1.0 - i % 2)) == set()
+    assert rules(sensed("gpu_busy_share", lambda arm, i: None)) == set()
+
+
+@pytest.mark.parametrize(
+    ("reason", "named"),
+    [
+        (0x0, False),
+        (0x1, False),
+        (0x4, False),
+        (0x8, True),
+        (0x10, False),
+        (0x20, True),
+        (0x40, True),
+        (0x44, True),
+        (0x80, True),
+    ],
+)
+def test_heat_is_named_and_a_power_cap_is_not(reason: int, named: bool) -> None:
+    broken = found(sensed("gpu_clock_reasons", lambda arm, i: reason if i == 3 else 1.0))
+    assert [v.rule for v in broken] == (["gpu_throttled"] * 2 if named else [])
+    if named:
+        assert broken[0].numbers["samples"] == 1
+
+
+def test_a_second_process_on_the_gpu_is_named() -> None:
+    assert rules(sensed("gpu_processes", lambda arm, i: 1.0)) == set()
+    (shared,) = found(sensed("gpu_processes", lambda arm, i: 2.0 if arm == "vk" and not i else 1.0))
+    assert (shared.rule, shared.numbers["processes"]) == ("gpu_shared", 2.0)
+
+
+def test_why_no_gpu_was_read_is_told() -> None:
+    steady = on_gpu(lambda arm, i: 1_980.0)
+    silent = TelemetryRecord(utc="", t_ns=1, values={}, gpu_reason="NVML: no permission")
+    (one, _) = found(replace(steady, telemetry=(silent,)))
+    assert one.message.endswith("30 are needed (NVML: no permission)")
+
+
+def warmed(*times_ms: float, rounds: int | None = 12, status: str = "ok") -> RunRecords:
+    """The clean run with warm-ups of its base cell by rule: these on the first server, steady ones
+    on the others."""
+    workload = CLEAN.run.scenario.workload.model_copy(update={"warmup_rounds": rounds})
+    spec = CLEAN.run.scenario.model_copy(update={"workload": workload})
+    starts: dict[tuple[str, int], int] = {}
+    for r in CLEAN.requests:
+        if r.cell_id == CELL.id and not r.warmup:
+            starts.setdefault((r.server_id, r.block), r.sent_ns)
+    warm = [
+        a_request(
+            CELL,
+            block=block,
+            index=index,
+            ttft_ms=ms,
+            warmup=True,
+            server_id=server_id,
+            start_ns=start - (20 - index) * 10**9,
+            status=status if block == 0 and index == 1 else "ok",
+        )
+        for (server_id, block), start in starts.items()
+        for index, ms in enumerate(times_ms if block == 0 else (50.0, 50.0, 50.0))
+    ]
+    records = replace(CLEAN, run=CLEAN.run.model_copy(update={"scenario": spec}))
+    # Out of order, as a journal of many streams is.
+    return replace(records, requests=(*reversed(warm), *CLEAN.requests))
+
+
+def unsteady_of(records: RunRecords) -> list[Violation]:
+    return [v for v in found(records) if v.rule == "warm_up_unsteady" and v.cell_id == CELL.id]
+
+
+def test_c09_a_warm_up_by_rule_must_have_ended_steady() -> None:
+    assert unsteady_of(warmed(400.0, 200.0, 100.0, 101.0, 99.0)) == []
+    (broken,) = unsteady_of(warmed(400.0, 200.0, 100.0))
+    assert (broken.severity, broken.block) == ("warning", 0)
+    assert broken.numbers == {"rounds": 3, "most": 12}
+    assert "first token still varies from 100.00 to 400.00 ms" in broken.message
+    (short,) = unsteady_of(warmed(100.0, 100.0))
+    assert "2 of the 3 rounds" in short.message
+    (failed,) = unsteady_of(warmed(100.0, 100.0, 100.0, status="failed"))
+    assert failed.numbers["rounds"] == 1
+    # Without the rule, a fixed number of warm-ups is what was asked for.
+    assert unsteady_of(warmed(400.0, 200.0, 100.0, rounds=None)) == []
+
+
+def test_rounds_of_many_streams_are_judged_by_their_medians() -> None:
+    from finalbench.validity.warmup import rounds
+
+    times = [10.0, 30.0, 20.0, 90.0, 15.0, 25.0, 50.0]
+    made = [
+        a_request(CELL, index=i, start_ns=10**9 * (i + 1), ttft_ms=ms, sizes=[1, 1, 1], step_ms=5.0)
+        for i, ms in enumerate(times)
+    ]
+    firsts, pers = rounds(made, 3)
+    assert firsts == [20.0, 25.0]  # the seventh request is no whole round
+    assert pers == pytest.approx([5.0, 5.0])
 
 
 def counted(**change: float) -> RunRecords:
