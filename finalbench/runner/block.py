@@ -30,7 +30,6 @@ from finalbench.runtime.server import (
     start_server,
 )
 
-from finalbench.stats.steady import WarmRule
 if TYPE_CHECKING:
     from finalbench.runtime.container import ContainerRuntime
 
@@ -139,17 +138,16 @@ class BlockRunner:
                 else cell.output_len,
                 ignore_eos=workload.ignore_eos,
             )
-                warm_rule=WarmRule(max_rounds=workload.warmup_rounds)
-                if warmup and workload.warmup_rounds is not None
-                else None,
-            trouble = run_requests(
-                server,
-                attempt,
-                prompts,
-                timeout_s=self._scenario.measure.request_timeout_s,
-                interrupts=self._interrupts,
-                on_record=self._on_record,
-            )
+                warm_rule=workload.warm_rule if warmup else None,
+            with self._counting(None if warmup else cell.id):
+                trouble = run_requests(
+                    server,
+                    attempt,
+                    prompts,
+                    timeout_s=self._scenario.measure.request_timeout_s,
+                    interrupts=self._interrupts,
+                    on_record=self._on_record,
+                )
             if trouble is not None:
                 return trouble
         self._telemetry.read()
@@ -231,9 +229,8 @@ class BlockRunner:
         self._watch = watch
         watch.began(server)
         self._interrupts.check()
+        self._telemetry.watch(server.settings)
         return server
-        if purpose == "measure":
-            self._telemetry.watch(server.settings)
 
     def _prepare_prompts(self, server: LiveServer, cells: list[Cell]) -> None:
         self._progress.phase("prompts of exact length")

@@ -11,7 +11,6 @@ from finalbench.prompts import DOMAINS
 from finalbench.record import Cell, PromptRecord
 from finalbench.runtime.server import LiveServer
 from finalbench.scenario import Scenario, Workload
-from finalbench.stats.steady import WarmRule
 
 _TIMEOUT_S = 60.0
 _MAX_WARM_PROMPTS = 256
@@ -58,12 +57,12 @@ class PromptStock:
         return [self._known[cell.seq_len, True, i] for i in range(self._warmups(cell))]
 
     def _warmups(self, cell: Cell) -> int:
-        rounds = self._workload.warmup_rounds
-        if not self._workload.warmup_requests or rounds is None:
+        rule = self._workload.warm_rule
+        if rule is None:
             return self._workload.warmup_requests
         # Many streams take few rounds: their prompts must all be built first.
-        most = max(WarmRule().window, _MAX_WARM_PROMPTS // cell.concurrency)
-        return min(rounds, most) * cell.concurrency
+        most = max(rule.window, _MAX_WARM_PROMPTS // cell.concurrency)
+        return min(rule.max_rounds, most) * cell.concurrency
 
     def by_digest(self, value: str) -> PromptRecord:
         return next(p for p in self._known.values() if p.digest == value)

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from finalbench.stats.steady import WarmRule
+
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
 
 PositiveInt = Annotated[int, Field(gt=0)]
@@ -140,6 +142,13 @@ class Workload(Frozen):
     warmup_rounds: Annotated[int, Field(ge=3, le=100)] | None = None
     ignore_eos: bool = True
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+
+    @property
+    def warm_rule(self) -> WarmRule | None:
+        """None: a fixed number of warm-up requests, perhaps none."""
+        if self.warmup_rounds is None or not self.warmup_requests:
+            return None
+        return WarmRule(max_rounds=self.warmup_rounds)
 
     def identity(self) -> dict[str, Any]:
         """What makes two workloads the same; a rule that is not set takes no part."""

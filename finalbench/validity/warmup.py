@@ -8,7 +8,7 @@ from statistics import median
 from finalbench.metrics import timing, tpot_s
 from finalbench.plan import Cell
 from finalbench.record import RequestRecord, Run
-from finalbench.stats.steady import WarmRule, unsteady
+from finalbench.stats.steady import unsteady
 from finalbench.validity.violation import Violation, violation
 
 
@@ -40,10 +40,9 @@ def check_steady(run: Run, cell: Cell, requests: Sequence[RequestRecord]) -> Ite
 
     `requests` are all of the cell. A server that measured nothing of it is passed over.
     """
-    workload = run.scenario.workload
-    if workload.warmup_rounds is None or not workload.warmup_requests:
+    rule = run.scenario.workload.warm_rule
+    if rule is None:
         return
-    rule = WarmRule(max_rounds=workload.warmup_rounds)
     served = dict.fromkeys((r.server_id, r.block) for r in requests if not r.warmup)
     for server_id, block in served:
         own = [r for r in requests if r.warmup and r.server_id == server_id]

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from finalbench.bundle import derive
 from finalbench.errors import EnvironmentMissing, Interrupted, UsageError
 from finalbench.record import RequestRecord, load_run
 from finalbench.runner import Options, Outcome, Silent, execute
@@ -130,6 +131,34 @@ def test_a_run_records_everything(tmp_path: Path) -> None:
     assert ceiling.streams == 1 and ceiling.chunks_per_s is not None
     assert records.telemetry
     assert our_servers() == []
+
+
+def test_a_warm_up_by_rule_goes_on_until_times_are_steady(tmp_path: Path) -> None:
+    """C07, C09: the toy is slow at first and steady later; what was sent is on record."""
+    slow = "warming,warm_decay_ms=400,step_ms=1,prefill_ms=1"
+    wanted = small("workload.warmup_rounds=12", "axes.draft=[none]", "base.draft=none")
+    outcome = execute(wanted, options(tmp_path, f"vk:{slow}"), Silent())
+    assert outcome.run.status == "complete"
+    records = load_run(outcome.path)
+    warm = {
+        arm: [r for r in records.requests if r.warmup and r.arm == arm] for arm in ("vk", "stock")
+    }
+    assert len(warm["vk"]) >= 6 > len(warm["stock"]) >= 3
+    assert len({r.prompt_digest for r in warm["vk"]}) == len(warm["vk"])
+    assert {r.prompt_tokens for r in warm["vk"]} == {32}
+    last = [(r.chunks[0][0] - r.sent_ns) / 1e6 for r in warm["vk"][-3:]]
+    assert max(last) < 100 < (warm["vk"][0].chunks[0][0] - warm["vk"][0].sent_ns) / 1e6
+    unsteady = [v for v in derive(records).violations if v.rule == "warm_up_unsteady"]
+    assert unsteady == []
+
+
+def test_no_warm_up_means_none(tmp_path: Path) -> None:
+    """T18: what was asked for is what the server got."""
+    wanted = small("workload.warmup_requests=0", "axes.draft=[none]", "base.draft=none")
+    assert wanted.workload.warmup_rounds is not None
+    records = load_run(execute(wanted, options(tmp_path), Silent()).path)
+    assert not any(r.warmup for r in records.requests)
+    assert not any(v.rule == "warm_up_unsteady" for v in derive(records).violations)
 
 
 def test_sampled_outputs_are_not_scored(tmp_path: Path) -> None:
