@@ -59,8 +59,8 @@ class BlockRunner:
         self._prompts = PromptStock(
             self._scenario, opened.prompts, self._guarded(self._writer.append_prompt)
         )
-        self._watch: ServerWatch | None = None
         self._telemetry = Telemetry(self._guarded(self._writer.append_telemetry), environment)
+        self._watch: ServerWatch | None = None
         self._measured_arms = {r.arm for r in opened.requests if r.status == "ok"}
         self._started = 0
         self._last_error: str | None = None
@@ -84,8 +84,8 @@ class BlockRunner:
             return
         with self._interrupts.shielded():  # ending a server takes seconds and must not be cut
             watch, self._watch = self._watch, None
-            self._writer.append_server(watch.close())
             self._telemetry.stop()
+            self._writer.append_server(watch.close())
 
     def _run_cells(self, block: Block, key: str, order_index: int, cells: list[Cell]) -> None:
         """Serve a key's cells; after a server's death the rest goes on with a fresh one."""
@@ -137,17 +137,16 @@ class BlockRunner:
                 if warmup
                 else cell.output_len,
                 ignore_eos=workload.ignore_eos,
-            )
                 warm_rule=workload.warm_rule if warmup else None,
-            with self._counting(None if warmup else cell.id):
-                trouble = run_requests(
-                    server,
-                    attempt,
-                    prompts,
-                    timeout_s=self._scenario.measure.request_timeout_s,
-                    interrupts=self._interrupts,
-                    on_record=self._on_record,
-                )
+            )
+            trouble = run_requests(
+                server,
+                attempt,
+                prompts,
+                timeout_s=self._scenario.measure.request_timeout_s,
+                interrupts=self._interrupts,
+                on_record=self._on_record,
+            )
             if trouble is not None:
                 return trouble
         self._telemetry.read()
@@ -155,9 +154,6 @@ class BlockRunner:
         if left:
             self._fail(cell, block, self._request_error(cell, block, len(left)))
         return None
-
-    def _counting(self, cell_id: str | None) -> AbstractContextManager[None]:
-        return self._watch.counting(cell_id) if self._watch else nullcontext()
 
     def _on_record(self, record: RequestRecord) -> None:
         self._guarded(self._writer.append_request)(record)
@@ -228,8 +224,8 @@ class BlockRunner:
             return None
         self._watch = watch
         watch.began(server)
-        self._interrupts.check()
         self._telemetry.watch(server.settings)
+        self._interrupts.check()
         return server
 
     def _prepare_prompts(self, server: LiveServer, cells: list[Cell]) -> None:
