@@ -36,7 +36,7 @@ def latency_table(timings: Sequence[Timing]) -> dict[str, Distribution]:
         "e2e_s": distribution([(at - t.sent_ns) * NS for t, at in ended]),
         "e2e_scheduled_s": distribution([(at - t.scheduled_ns) * NS for t, at in ended]),
         "connect_s": distribution(
-            [(t.connect_ns - t.sent_ns) * NS for t in valid if t.connect_ns is not None],
+            [t.connect_ns * NS for t in valid if t.connect_ns is not None],
             reason="no connection was opened",
         ),
     }

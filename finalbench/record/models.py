@@ -1,7 +1,8 @@
 """The models of a run on disk. Raw events only; every rate is derived elsewhere.
 
 Times named `_ns` are readings of one monotonic clock of the harness process, in nanoseconds, and
-are comparable only within one roll. The writer and the reader are in `record.journal`.
+are comparable only within one roll; `connect_ns` alone is a length of time. The writer and the
+reader are in `record.journal`.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class RequestRecord(Frozen):
     seed: int | None
     scheduled_ns: int
     sent_ns: int
-    connect_ns: int | None
+    connect_ns: int | None  # how long opening a connection took; null where one was ready
     chunks: tuple[tuple[int, int], ...]  # (time of the socket read, tokens in the chunk)
     done_ns: int | None  # end of the stream
     token_ids: tuple[int, ...]
@@ -166,6 +167,7 @@ class TelemetryRecord(Frozen):
     utc: str
     t_ns: int
     values: dict[str, float | None]
+    gpu_reason: str | None = None
 
 
 class Roll(Frozen):
@@ -180,7 +182,6 @@ class Roll(Frozen):
 
 
 class Failure(Frozen):
-    gpu_reason: str | None = None
     """A cell (a whole server, when `cell_id` is null) that has no full result in a block.
 
     Once a later roll completes the cell its failure is dropped; the roll keeps the count.

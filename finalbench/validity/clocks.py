@@ -25,7 +25,7 @@ def check_clocks(
 
 def _order(cell: Cell, request: RequestRecord) -> Iterator[Violation]:
     times = [at for at, _ in request.chunks]
-    edges = [request.scheduled_ns, request.sent_ns, request.connect_ns, *times, request.done_ns]
+    edges = [request.scheduled_ns, request.sent_ns, *times, request.done_ns]
     known = [at for at in edges if at is not None]
     if known != sorted(known):
         early, late = next((a, b) for a, b in pairwise(known) if b < a)
@@ -57,8 +57,6 @@ def _name(request: RequestRecord, at: int) -> str:
     for index, (when, _) in enumerate(request.chunks):
         if when == at:
             return f"chunk {index}"
-    if at == request.connect_ns:
-        return "connected"
     return "sent" if at == request.sent_ns else "scheduled"
 
 

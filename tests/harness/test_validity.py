@@ -162,7 +162,6 @@ REJECTED: list[tuple[str, str, RunRecords]] = [
         one(chunks=(VICTIM.chunks[1], VICTIM.chunks[0], *VICTIM.chunks[2:])),
     ),
     ("done-before-end", "time_order", one(done_ns=VICTIM.chunks[-1][0] - 1)),
-    ("connected-late", "time_order", one(connect_ns=VICTIM.chunks[0][0] + 1)),
     (
         "F08-zero-time",
         "time_order",
@@ -291,7 +290,7 @@ ACCEPTED: list[tuple[str, str, RunRecords]] = [
     ("three-blocks", "few_blocks", _small(3, 4)),
     ("twelve-requests", "few_requests", _small(3, 4)),
     ("scoring-server", "wrong_server", servers(lambda s: {"purpose": "score", "settings": None})),
-    ("connected-in-time", "time_order", one(connect_ns=VICTIM.sent_ns + 1)),
+    ("slow-to-connect", "time_order", one(connect_ns=7 * MS)),  # a length, not a time
 ]
 
 
@@ -868,8 +867,6 @@ def test_breaches_state_their_numbers() -> None:
     early = one(done_ns=VICTIM.chunks[-1][0] - 5)
     last = len(VICTIM.chunks) - 1
     assert message(early, "time_order") == f"{name}done is 5 ns before chunk {last}"
-    connected = one(connect_ns=first + 3)
-    assert message(connected, "time_order") == f"{name}chunk 0 is 3 ns before connected"
     still = one(chunks=tuple((first, n) for _, n in VICTIM.chunks))
     assert numbers(still, "time_order") == {"events": last + 1, "span_ns": 0}
     overlapping = one(scheduled_ns=VICTIM.sent_ns - 200 * MS, sent_ns=VICTIM.sent_ns - 200 * MS)
