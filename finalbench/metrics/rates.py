@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from finalbench.metrics.timing import NS, Timing
+from finalbench.metrics.timing import NS, Timing, known
 from finalbench.scenario import Frozen
 
 MIN_STEADY_WINDOW_S = 1.0
@@ -46,10 +46,10 @@ def decode_rate(timings: Sequence[Timing], concurrency: int) -> Rate:
         return missing("no request has a token after its first chunk")
     return _rate(
         used,
-        tokens=sum(t.decode_tokens or 0 for t in used),
-        ns=sum(t.decode_ns or 0 for t in used),
-        start=min(t.first_ns or 0 for t in used),
-        end=max(t.last_ns or 0 for t in used),
+        tokens=sum(known(t.decode_tokens for t in used)),
+        ns=sum(known(t.decode_ns for t in used)),
+        start=min(known(t.first_ns for t in used)),
+        end=max(known(t.last_ns for t in used)),
     )
 
 
@@ -62,10 +62,9 @@ def e2e_rate(timings: Sequence[Timing]) -> Rate:
     if not used:
         return missing("no valid request")
     start = min(t.scheduled_ns for t in timings)
-    end = max(t.last_ns for t in timings if t.last_ns is not None)
-    return _rate(
-        used, tokens=sum(t.tokens or 0 for t in used), ns=end - start, start=start, end=end
-    )
+    end = max(known(t.last_ns for t in timings))
+    tokens = sum(known(t.tokens for t in used))
+    return _rate(used, tokens=tokens, ns=end - start, start=start, end=end)
 
 
 def steady_rate(timings: Sequence[Timing], concurrency: int) -> Rate:
@@ -84,20 +83,21 @@ def steady_rate(timings: Sequence[Timing], concurrency: int) -> Rate:
     inside = [t for t in timings if t.last_ns is not None and t.last_ns > start]
     if not all(t.counted_events for t in inside):
         return missing("tokens per chunk are unknown")
-    tokens = sum(n or 0 for t in inside for at, n in t.events if start < at <= end)
+    tokens = sum(n for t in inside for at, n in t.weighed if start < at <= end)
     return _rate(inside, tokens=tokens, ns=end - start, start=start, end=end)
 
 
 def steady_window(timings: Sequence[Timing], concurrency: int) -> tuple[int, int] | None:
     """From the last first token of the opening streams to the first end without a successor."""
-    started = [t for t in timings if t.first_ns is not None and t.last_ns is not None]
+    started = [t for t in timings if t.events]
     if len(started) < concurrency:
         return None
     by_send = sorted(started, key=lambda t: (t.sent_ns, t.request_id))
     opening = by_send[:concurrency]
-    start = max(t.first_ns or 0 for t in opening)
+    start = max(known(t.first_ns for t in opening))
     last_send = by_send[-1].sent_ns
-    ends = [t.last_ns for t in started if t.last_ns is not None and t.last_ns >= last_send]
+    # An end at the instant of the last send is that of the stream that sent.
+    ends = [end for end in known(t.last_ns for t in started) if end > last_send]
     return (start, min(ends)) if ends else None
 
 
@@ -112,8 +112,8 @@ def peak_rate(timings: Sequence[Timing]) -> Rate:
         return missing("no valid request")
     if not all(t.counted_events for t in used):
         return missing("tokens per chunk are unknown")
-    start = min(t.first_ns or 0 for t in used)
-    end = max(t.last_ns or 0 for t in used)
+    start = min(known(t.first_ns for t in used))
+    end = max(known(t.last_ns for t in used))
     if end - start < BUCKET_NS:
         return missing("the events span less than one bucket of 1 s")
     counts = buckets(used, start, end)
@@ -135,37 +135,36 @@ def buckets(timings: Sequence[Timing], start_ns: int, end_ns: int) -> list[int]:
     span = end_ns - start_ns
     counts = [0] * (span // BUCKET_NS)
     for one in timings:
-        for at, tokens in one.events:
+        for at, tokens in one.weighed:
             index = min((at - start_ns) * len(counts) // span, len(counts) - 1)
-            counts[index] += tokens or 0
+            counts[index] += tokens
     return counts
 
 
 def pooled(rates: Sequence[Rate]) -> Rate:
     """Blocks added: sum of tokens / sum of seconds, so that rate x duration = tokens holds."""
-    known = [r for r in rates if r.value is not None]
-    if not known:
-        reasons = [r.reason for r in rates if r.reason]
-        return missing(reasons[0] if reasons else "no block was measured")
-    tokens = sum(r.tokens or 0 for r in known)
-    seconds = sum(r.seconds or 0.0 for r in known)
-    found = {r.token_source for r in known}
+    used = [r for r in rates if r.value is not None]
+    if not used:
+        return missing((rates[0].reason if rates else None) or "no block was measured")
+    tokens = sum(known(r.tokens for r in used))
+    seconds = sum(known(r.seconds for r in used))
+    found = {r.token_source for r in used}
     return Rate(
         value=tokens / seconds,
         tokens=tokens,
         seconds=seconds,
-        start_ns=min(r.start_ns for r in known if r.start_ns is not None),
-        end_ns=max(r.end_ns for r in known if r.end_ns is not None),
+        start_ns=min(known(r.start_ns for r in used)),
+        end_ns=max(known(r.end_ns for r in used)),
         token_source=found.pop() if len(found) == 1 else "mixed",
-        requests=sum(r.requests for r in known),
+        requests=sum(r.requests for r in used),
     )
 
 
 def sources(timings: Sequence[Timing]) -> str | None:
-    found = {t.source for t in timings if t.source is not None}
+    found = set(known(t.source for t in timings))
     if not found:
         return None
-    return next(iter(found)) if len(found) == 1 else "mixed"
+    return found.pop() if len(found) == 1 else "mixed"
 
 
 def _rate(used: Sequence[Timing], *, tokens: int, ns: int, start: int, end: int) -> Rate:

@@ -99,7 +99,9 @@ _ALL = (
     ),
     _time("e2e_s", "Latency", "last content event - send"),
     _time("e2e_scheduled_s", "Latency from schedule", "last content event - scheduled send"),
-    _time("connect_s", "Connection time", "time to open a connection, before the send, where none was ready"),
+    _time(
+        "connect_s", "Connection time", "opening a connection, before the send, if none is ready"
+    ),
     Metric(
         "acceptance_length",
         "Acceptance length",

@@ -10,8 +10,6 @@ from finalbench.metrics.distribution import Distribution
 from finalbench.metrics.rates import Rate
 from finalbench.scenario import Frozen
 
-SCHEMA_VERSION = 1
-
 
 class Counts(Frozen):
     """Requests of a cell; ok + failed + cancelled + incomplete = recorded.

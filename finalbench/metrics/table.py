@@ -54,6 +54,9 @@ def compute(records: RunRecords, *, limits: Limits | None = None) -> MetricsTabl
         )
         for cell in records.run.plan.cells
     ]
+    if records.run.classes.weights == "random":
+        # Such a row has the shape of a model and is never named as the model.
+        rows = [row.model_copy(update={"model": f"{row.model} shape"}) for row in rows]
     return MetricsTable(run_id=records.run.run_id, memory=memory, cells=tuple(rows))
 
 

@@ -5,10 +5,10 @@ Tokens are counted from ids, else usage, never from chunks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 if TYPE_CHECKING:
     from finalbench.record import RequestRecord
@@ -17,6 +17,7 @@ NS = 1e-9
 NORMAL_FINISHES = frozenset({"stop", "length"})
 
 TokenSource = Literal["ids", "usage"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,11 @@ class Timing:
         return bool(self.events) and all(n is not None for _, n in self.events)
 
     @property
+    def weighed(self) -> list[tuple[int, int]]:
+        """The events whose tokens are known."""
+        return [(at, n) for at, n in self.events if n is not None]
+
+    @property
     def decode_tokens(self) -> int | None:
         """Tokens after the first content chunk."""
         if self.tokens is None or self.first_tokens is None:
@@ -62,6 +68,11 @@ class Timing:
         """(gap in ns, tokens of the event that ends it)."""
         for (before, _), (after, tokens) in pairwise(self.events):
             yield after - before, tokens
+
+
+def known(values: Iterable[T | None]) -> list[T]:
+    """Those that are not None."""
+    return [value for value in values if value is not None]
 
 
 def timing(request: RequestRecord) -> Timing:

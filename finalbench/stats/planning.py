@@ -85,7 +85,7 @@ def block_df(n: int) -> int:
 
 def holm(p_values: Mapping[str, float], *, alpha: float = 0.05) -> dict[str, tuple[float, bool]]:
     """Holm's step-down over a family: id -> (adjusted p, rejected at `alpha`)."""
-    ordered = sorted(p_values.items(), key=lambda item: (item[1], item[0]))
+    ordered = sorted(p_values.items(), key=lambda item: item[1])
     adjusted: dict[str, tuple[float, bool]] = {}
     running = 0.0
     for rank, (name, p) in enumerate(ordered):

@@ -63,7 +63,7 @@ def trend(values: Sequence[float]) -> Trend:
     centre = (n - 1) / 2
     sxx = math.fsum((i - centre) ** 2 for i in range(n))
     mean = math.fsum(values) / n
-    slope = math.fsum((i - centre) * (v - mean) for i, v in enumerate(values)) / sxx
+    slope = math.fsum((i - centre) * v for i, v in enumerate(values)) / sxx
     total = slope * (n - 1)
     if n < 3:
         return Trend(slope, total, None, n)

@@ -19,23 +19,37 @@ def check_routing(run: Run, servers: Sequence[ServerRecord]) -> Iterator[Violati
     facts = run.scenario.model.facts
     if run.classes.weights != "random" or facts.experts == 0:
         return
-    for arm in dict.fromkeys(s.arm for s in servers if s.purpose == "measure"):
-        settings = [s.settings or {} for s in servers if s.arm == arm and s.purpose == "measure"]
-        measured = (settings[0].get(ROUTING) or {}).get(DISTINCT)
-        if not measured:
-            yield violation("correlated_routing", f"{arm}: distinct experts were not measured")
+    for server in servers:
+        if server.purpose != "measure":
             continue
+        measured = _distinct(server)
+        if not measured:
+            yield violation(
+                "correlated_routing",
+                f"{server.server_id}: distinct experts were not measured",
+                block=server.block,
+            )
         for rows, found in enumerate(measured, 1):
             expected = expected_distinct(facts.experts, facts.experts_per_token, rows)
             if abs(found - expected) > TOLERANCE * expected:
                 yield violation(
                     "correlated_routing",
-                    f"{arm}: {rows} rows meet {found:.1f} distinct experts a layer, independent "
-                    f"routing {expected:.1f}",
+                    f"{server.server_id}: {rows} rows meet {found:.1f} distinct experts a layer, "
+                    f"independent routing {expected:.1f}",
+                    block=server.block,
                     rows=rows,
                     found=found,
                     expected=expected,
                 )
+
+
+def _distinct(server: ServerRecord) -> list[float]:
+    """As last told: a server may measure it while it serves."""
+    for settings in (server.settings_after, server.settings):
+        told = (settings or {}).get(ROUTING) or {}
+        if told.get(DISTINCT):
+            return [float(value) for value in told[DISTINCT]]
+    return []
 
 
 def expected_distinct(experts: int, per_token: int, rows: int) -> float:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from finalbench.record import Run, ServerRecord
 from finalbench.validity.violation import Violation, violation
 
-# What may differ between two readings of one server: a timing, not a setting.
-VOLATILE = frozenset({"host_launch_us"})
+# What may differ between two readings of one server: a measurement, not a setting.
+VOLATILE = frozenset({"host_launch_us", "routing"})
 # What must be equal in every arm, or the ratio measures something else than the engine.
 SHARED = (
     "model",

@@ -22,9 +22,21 @@ from finalbench.metrics import (
     within_bounds,
 )
 from finalbench.metrics.distribution import FLOORS, distribution
-from finalbench.metrics.rates import buckets, decode_rate, e2e_rate, peak_rate, steady_rate
+from finalbench.metrics.rates import (
+    Rate,
+    buckets,
+    decode_rate,
+    e2e_rate,
+    missing,
+    peak_rate,
+    pooled,
+    sources,
+    steady_rate,
+    steady_window,
+)
+from finalbench.metrics.timing import Timing
 from finalbench.plan import Cell
-from finalbench.record import RequestRecord, Spec, Usage
+from finalbench.record import Classes, RequestRecord, Spec, Usage
 
 RUN = a_run()
 EXACT = 1e-9
@@ -647,3 +659,127 @@ def test_ids_that_are_not_told_by_chunk_give_latencies_but_no_decode_rate() -> N
     assert found.latencies["ttft_s"].mean == pytest.approx(0.050, rel=EXACT)
     assert found.reasons["decode_tok_s"] == "tokens of the first chunk are unknown"
     assert found.rates["e2e_tok_s"].tokens == 32
+
+
+def silent(**fields: Any) -> RequestRecord:
+    """A request that failed before anything came."""
+    return request(chunks=(), token_ids=(), usage=None, status="failed", error="reset", **fields)
+
+
+def test_a_request_that_gave_nothing_has_no_last_event() -> None:
+    rate = e2e_rate([timing(silent(start_ns=500 * MS)), timing(request())])
+    assert (rate.start_ns, rate.end_ns) == (500 * MS, 1_670 * MS)
+    assert rate.tokens == 32
+
+
+def stream(index: int, start_s: float, end_s: float, **fields: Any) -> Timing:
+    """Ten chunks of one token, evenly from `start_s` + 0.1 s to `end_s`."""
+    first, last = round((start_s + 0.1) * 1e9), round(end_s * 1e9)
+    chunks = tuple((first + (last - first) * i // 9, 1) for i in range(10))
+    start = round(start_s * 1e9)
+    made = request(sizes=[1] * 10, index=index, start_ns=start, chunks=chunks, **fields)
+    return timing(made)
+
+
+def test_steady_window_of_two_streams_by_hand() -> None:
+    """Streams A then C, and B then D, each sent when the last one ended."""
+    a, b = stream(0, 0.0, 2.0), stream(1, 0.2, 3.0)
+    c, d = stream(2, 2.0, 6.0), stream(3, 3.0, 7.0)
+    # From B's first token at 0.3 s to C's end at 6 s: D is running, nothing follows C.
+    rate = steady_rate([d, b, c, a], 2)
+    assert (rate.start_ns, rate.end_ns) == (300_000_000, 6_000_000_000)
+    inside = [at for t in (a, b, c, d) for at, _ in t.events if 3 * 10**8 < at <= 6 * 10**9]
+    assert (rate.tokens, rate.requests) == (len(inside), 4)
+    # D is sent at the instant at which B ends: that end has a successor.
+    assert steady_window([a, b, c, d], 2) == (300_000_000, 6_000_000_000)
+
+
+def test_steady_window_passes_over_requests_that_gave_nothing() -> None:
+    streams = [stream(0, 0.0, 2.0), stream(1, 0.2, 3.0), stream(2, 2.0, 6.0), stream(3, 3.0, 7.0)]
+    early = timing(silent(index=4, start_ns=0))
+    late = timing(silent(index=5, start_ns=6_500 * MS))
+    rate = steady_rate([early, *streams, late], 2)
+    assert (rate.start_ns, rate.end_ns, rate.requests) == (300_000_000, 6_000_000_000, 4)
+    assert steady_rate([early, streams[0]], 2).reason == "the streams were never all in flight"
+
+
+def test_a_stream_that_ends_as_the_window_opens_is_outside() -> None:
+    # A ends at 1.5 s, when B gives its first token.
+    a, b = stream(0, 0.0, 1.5), stream(1, 1.4, 5.0)
+    c = stream(2, 1.6, 4.0)
+    rate = steady_rate([a, b, c], 2)
+    assert rate.start_ns == 1_500_000_000
+    assert rate.requests == 2
+
+
+def test_a_window_of_exactly_one_second_is_enough() -> None:
+    assert steady_rate([stream(0, 0.0, 1.3), stream(1, 0.2, 1.4)], 2).seconds == 1.0
+    short = steady_rate([stream(0, 0.0, 1.3 - 1e-9), stream(1, 0.2, 1.4)], 2)
+    assert short.reason == "the steady window of 1.000 s is shorter than 1 s"
+
+
+def test_the_peak_states_its_window_and_leaves_failures_out() -> None:
+    # One token a second for 4 s, but 7 at 2.5 s: buckets of 1 s from the first event at 1 s.
+    times = [1.0, 2.0, 3.5, 4.2, 5.0]
+    chunks = tuple((round(t * 1e9), 7 if t == 3.5 else 1) for t in times)
+    good = timing(request(sizes=[1, 1, 7, 1, 1], chunks=chunks, start_ns=10**9 - 1))
+    failed = timing(request(index=1, sizes=[90], start_ns=10**9, status="failed", error="x"))
+    peak = peak_rate([good, failed])
+    assert (peak.tokens, peak.seconds, peak.requests) == (7, pytest.approx(1.0), 1)
+    assert (peak.start_ns, peak.end_ns) == (3 * 10**9, 4 * 10**9)
+    assert peak.value == pytest.approx(7.0)
+
+
+def test_blocks_are_pooled_by_their_parts() -> None:
+    def rate(tokens: int, seconds: float, start: int, source: str = "ids") -> Rate:
+        return Rate(
+            value=tokens / seconds,
+            tokens=tokens,
+            seconds=seconds,
+            start_ns=start,
+            end_ns=start + 5,
+            token_source=source,
+            requests=2,
+        )
+
+    both = pooled([rate(30, 2.0, 100), missing("cold"), rate(10, 3.0, 50)])
+    assert (both.tokens, both.seconds, both.value, both.requests) == (40, 5.0, 8.0, 4)
+    assert (both.start_ns, both.end_ns, both.token_source) == (50, 105, "ids")
+    assert pooled([rate(1, 1.0, 0), rate(1, 1.0, 0, "usage")]).token_source == "mixed"
+    assert pooled([missing("cold"), missing("late")]).reason == "cold"
+    assert pooled([]).reason == "no block was measured"
+
+
+def test_sources_of_requests() -> None:
+    ids, usage = timing(request()), timing(request(token_ids=()))
+    none = timing(silent())
+    assert (sources([ids, none]), sources([none]), sources([ids, usage])) == ("ids", None, "mixed")
+
+
+def test_a_span_of_one_nanosecond_is_a_span() -> None:
+    close = request(sizes=[1, 1], chunks=((10**9, 1), (10**9 + 1, 1)))
+    assert decode_rate([timing(close)], 1).value == pytest.approx(1e9)
+    same = request(sizes=[1, 1], chunks=((10**9, 1), (10**9, 1)))
+    assert decode_rate([timing(same)], 1).reason == "the time span is 0 ns"
+
+
+def test_token_gaps_need_every_request_to_be_counted() -> None:
+    counted = request(sizes=[1, 1, 1])
+    usage = {"token_ids": (), "usage": Usage(prompt=512, completion=9)}
+    partly = request(index=1, sizes=[2, 2, 2], **usage)  # 6 told by chunk, 9 in all
+    assert timing(partly).events == tuple((at, None) for at, _ in partly.chunks)
+    found = row([counted, partly])
+    assert found.latencies["token_gap_s"].mean is None
+    assert found.reasons["token_gap_s.mean"] == "tokens per chunk are unknown"
+    assert found.latencies["chunk_gap_s"].n == 4
+
+
+def test_every_metric_and_the_table_state_their_version() -> None:
+    assert {m.version for m in METRICS.values()} == {1}
+    assert compute(make_records(RUN)).schema_version == 1
+
+
+def test_random_weights_are_named_by_their_shape() -> None:
+    run = a_run(classes=Classes(weights="random", acceptance="measured"))
+    assert {c.model for c in compute(make_records(run)).cells} == {f"{CELL.model} shape"}
+    assert {c.model for c in compute(make_records(RUN)).cells} == {CELL.model}

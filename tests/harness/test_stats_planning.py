@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import random
+from statistics import variance
 
 import pytest
+from scipy.special import nctdtr
 
 from finalbench.stats import (
     Observation,
@@ -19,6 +21,8 @@ from finalbench.stats import (
     rolls,
     trend,
 )
+from finalbench.stats.planning import block_df
+from finalbench.stats.series import student_quantile
 
 
 @pytest.mark.parametrize(
@@ -139,6 +143,8 @@ def test_trend_by_hand() -> None:
     assert noisy.p_value == pytest.approx(0.2, abs=1e-3)
 
 
+SD = 0.01 * math.sqrt(2)
+FACTORS = ["process", "prompt"]
 TRUE = {"process": 4e-4, "order": 0.0, "prompt": 9e-4, "within": 1e-4}
 
 
@@ -205,3 +211,118 @@ def test_components_name_what_they_cannot_separate() -> None:
     assert components(every, ["id"]).reason == (
         "not separable: id (a level per observation: part of within)"
     )
+
+
+def test_planning_at_its_edges() -> None:
+    # Exactly the wanted power is enough.
+    assert planned_blocks(0.02, 0.01, target_power=power(math.log1p(0.02), SD, 5, df=4)) == 5
+    # From six blocks on, the slot order costs a degree of freedom.
+    assert [block_df(n) for n in (2, 5, 6, 7)] == [1, 4, 4, 5]
+    # Far in the tail SciPy gives nan, where the chance of a miss is nil.
+    assert math.isnan(nctdtr(9, 40.0, student_quantile(0.975, 9)))
+    assert power(40.0 / math.sqrt(10), 1.0, 10, df=9) == 1.0
+    assert holm({"a": 0.0, "b": 1.0}) == {"a": (0.0, True), "b": (1.0, False)}
+    assert rolls([1.0, 3.0]).sd == pytest.approx(math.sqrt(2))
+
+
+def test_short_series() -> None:
+    assert mean_interval([5.0]).n == 1
+    one = trend([4.0])
+    assert (one.slope, one.total, one.p_value, one.n) == (0.0, 0.0, None, 1)
+    two = trend([4.0, 7.0])
+    assert (two.slope, two.total, two.p_value, two.n) == (3.0, 3.0, None, 2)
+
+
+def crossed(values: list[list[float]]) -> list[Observation]:
+    """One block a row, one prompt a column."""
+    return [
+        Observation(value, {"process": f"b{i}", "prompt": str(j)}, f"b{i}")
+        for i, row in enumerate(values)
+        for j, value in enumerate(row)
+    ]
+
+
+TWO_WAY = [[1.0, 2.0, 4.0], [2.0, 2.5, 6.0], [1.5, 3.5, 4.5]]
+
+
+def test_components_of_a_two_way_table_by_hand() -> None:
+    """Balanced and crossed without repeats: the mean squares of a two-way analysis of variance."""
+    rows, columns = 3, 3
+    grand = sum(map(sum, TWO_WAY)) / 9
+    by_row = [sum(r) / columns for r in TWO_WAY]
+    by_column = [sum(c) / rows for c in zip(*TWO_WAY, strict=True)]
+    ms_row = columns * sum((m - grand) ** 2 for m in by_row) / (rows - 1)
+    ms_column = rows * sum((m - grand) ** 2 for m in by_column) / (columns - 1)
+    rest = sum(
+        (TWO_WAY[i][j] - by_row[i] - by_column[j] + grand) ** 2
+        for i in range(rows)
+        for j in range(columns)
+    )
+    within = rest / ((rows - 1) * (columns - 1))
+    found = {c.source: c.variance for c in components(crossed(TWO_WAY), FACTORS).components}
+    assert found["within"] == pytest.approx(within)
+    assert found["process"] == pytest.approx((ms_row - within) / columns)
+    assert found["prompt"] == pytest.approx((ms_column - within) / rows)
+
+
+def test_without_factors_all_variance_is_within() -> None:
+    found = [Observation(v, {}, str(i)) for i, v in enumerate([1.0, 2.0, 6.0])]
+    (part,) = components(found, []).components
+    assert part.variance == pytest.approx(variance([1.0, 2.0, 6.0]))
+    assert components(found[:2], []).total_variance == 0.0
+
+
+def expected_bounds(values: list[list[float]], source: str) -> tuple[float, float]:
+    """Leave one block out, by the formula of the jackknife."""
+    shares = []
+    for left_out in range(len(values)):
+        kept = [o for o in crossed(values) if o.block != f"b{left_out}"]
+        parts = {c.source: c for c in components(kept, FACTORS).components}
+        shares.append(parts[source].share)
+    mean = sum(shares) / len(shares)
+    squares = sum((s - mean) ** 2 for s in shares)
+    error = math.sqrt((len(shares) - 1) / len(shares) * squares)
+    return max(0.0, mean - 1.96 * error), min(1.0, mean + 1.96 * error)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        TWO_WAY,
+        # Without the last block nothing varies: its share is nil there, not unknown.
+        [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [2.0, 1.0, 4.0]],
+        [[0.0, 5.0, 9.0], [0.1, 5.2, 9.1], [0.3, 4.9, 9.0], [9.0, 5.0, 0.0]],
+    ],
+)
+def test_shares_have_jackknife_intervals(values: list[list[float]]) -> None:
+    parts = components(crossed(values), FACTORS).components
+    assert [p.source for p in parts] == ["process", "prompt", "within"]
+    for part in parts:
+        low, high = expected_bounds(values, part.source)
+        assert (part.share_low, part.share_high) == (pytest.approx(low), pytest.approx(high))
+
+
+def test_an_interval_of_shares_needs_three_blocks() -> None:
+    two = components(crossed(TWO_WAY[:2]), FACTORS)
+    assert {c.share_low for c in two.components} == {None}
+    assert [c.levels for c in two.components] == [2, 3, 6]  # two levels can be told apart
+    assert two.reason is None
+
+
+def test_what_does_not_vary_has_no_shares() -> None:
+    still = components(crossed([[1.0] * 3] * 3), FACTORS)
+    assert [c.share for c in still.components] == [0.0, 0.0, 0.0]
+    assert [(c.share_low, c.share_high) for c in still.components] == [(0.0, 0.0)] * 3
+
+
+def test_a_design_that_separates_nothing_says_so() -> None:
+    """Three factors use up all that four observations can tell: nothing is left for within."""
+    corners = [(0, 0), (0, 1), (1, 0), (1, 1)]
+    found = [
+        Observation(float(i * i), {"a": str(x), "b": str(y), "c": str(x ^ y)}, str(i))
+        for i, (x, y) in enumerate(corners)
+    ]
+    result = components(found, ["a", "b", "c"])
+    assert result.components == ()
+    assert (result.total_variance, result.observations) == (0.0, 4)
+    assert result.reason == "the design cannot separate the sources"

@@ -61,3 +61,12 @@ def test_detectable_effect_of_two_runs() -> None:
     lone = unpaired([0.1, 0.2], [0.1])
     assert (lone.low, lone.high, lone.p_value, lone.detectable) == (None,) * 4
     assert lone.verdict is Verdict.INCONCLUSIVE
+
+
+def test_an_interval_on_both_sides_of_one_is_open() -> None:
+    wide, zero = [0.0, 0.1], [0.0, 0.0]
+    for candidate, baseline in ((wide, zero), (zero, wide)):
+        found = unpaired(candidate, baseline)
+        assert found.low is not None and found.high is not None
+        assert found.low < 1 < found.high
+        assert found.verdict is Verdict.INCONCLUSIVE

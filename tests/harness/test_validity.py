@@ -35,6 +35,7 @@ from finalbench.record import (
 )
 from finalbench.validity import RULES, Violation, check, spec_faults
 from finalbench.validity.gpu import busy_samples
+from finalbench.validity.samples import check_warmth
 
 CLEAN = make_records()
 CELL = cell_of(CLEAN, "vk", "mtp3")
@@ -691,7 +692,9 @@ def unsteady_of(records: RunRecords) -> list[Violation]:
 
 
 def test_c09_a_warm_up_by_rule_must_have_ended_steady() -> None:
-    assert unsteady_of(warmed(400.0, 200.0, 100.0, 101.0, 99.0)) == []
+    steady = warmed(400.0, 200.0, 100.0, 101.0, 99.0)
+    assert unsteady_of(steady) == []
+    assert "warm_prompt" not in rules(steady)
     (broken,) = unsteady_of(warmed(400.0, 200.0, 100.0))
     assert (broken.severity, broken.block) == ("warning", 0)
     assert broken.numbers == {"rounds": 3, "most": 12}
@@ -835,7 +838,7 @@ def test_random_weights_must_route_as_if_independent() -> None:
     assert rules(good) == set()
     collapsed = random_moe({"distinct_experts": [8.0, 12.0, 15.0, 18.0]})
     broken = [v for v in found(collapsed) if v.rule == "correlated_routing"]
-    assert [v.numbers["rows"] for v in broken] == [2, 3, 4] * 2
+    assert [v.numbers["rows"] for v in broken] == [2, 3, 4] * 8  # two arms, four blocks
     assert broken[-1].numbers["expected"] == pytest.approx(30.53, abs=0.01)
     assert rules(random_moe(None)) == {"correlated_routing"}
     assert rules(random_moe({})) == {"correlated_routing"}
@@ -1159,11 +1162,96 @@ def test_routing_is_judged_by_measuring_servers_of_each_arm() -> None:
 
     stock = tuple(with_routing(s, bad) if s.arm == "stock" else s for s in records.servers)
     broken = [v for v in found(replace(records, servers=stock)) if v.rule == "correlated_routing"]
-    assert [v.message.split(":")[0] for v in broken] == ["stock"]
+    # Every server is a process of its own: each is judged, by name.
+    assert [v.message.split(":")[0] for v in broken] == [
+        s.server_id for s in stock if s.arm == "stock"
+    ]
+    assert [v.block for v in broken] == [0, 1, 2, 3]
+    last = with_routing(records.servers[-1], bad)
+    one_bad = replace(records, servers=(*records.servers[:-1], last))
+    assert [v.block for v in found(one_bad)] == [last.block]
     scorer = with_routing(records.servers[0], bad).model_copy(update={"purpose": "score"})
     assert rules(replace(records, servers=(scorer, *records.servers))) == set()
     other = scorer.model_copy(update={"arm": "judge"})
     assert rules(replace(records, servers=(other, *records.servers))) == set()
+
+
+def test_routing_measured_while_serving_is_taken_as_last_told() -> None:
+    good, bad = {"distinct_experts": [8.0, 15.7]}, {"distinct_experts": [8.0, 12.0]}
+
+    def told(before: object, after: object) -> set[str]:
+        records = random_moe(good)
+        servers = tuple(
+            s.model_copy(
+                update={
+                    "settings": {**(s.settings or {}), "routing": before},
+                    "settings_after": {**(s.settings_after or {}), "routing": after},
+                }
+            )
+            for s in records.servers
+        )
+        return rules(replace(records, servers=servers))
+
+    assert told(None, good) == set()
+    assert told(bad, good) == set()
+    assert told(good, bad) == {"correlated_routing"}
+    assert told(good, None) == set()
+
+
+def test_a_prompt_sent_twice_is_repeated() -> None:
+    victim = next(r for r in CLEAN.requests if r.cell_id == CELL.id and r.prompt_index == 2)
+    twin = next(
+        r
+        for r in CLEAN.requests
+        if r.cell_id == CELL.id and r.prompt_index == 1 and r.server_id == victim.server_id
+    )
+    update = {"prompt_digest": twin.prompt_digest, "seed": twin.seed}
+    records = edit(CLEAN, lambda r: r is victim, **update)
+    assert numbers(records, "repeated_prompt") == {"repeated": 1, "distinct": 15}
+
+
+def cold_by(*per_token_ms: float) -> list[RequestRecord]:
+    return [
+        a_request(PLAIN, index=i, start_ns=10**10 * (i + 1), sizes=[1, 1], step_ms=ms)
+        for i, ms in enumerate(per_token_ms)
+    ]
+
+
+def test_the_first_request_is_held_against_the_median_of_all_others() -> None:
+    (cold,) = check_warmth(PLAIN, cold_by(26.0, 10.0, 20.0, 30.0))
+    assert cold.numbers["ratio"] == pytest.approx(1.3)
+    assert list(check_warmth(PLAIN, cold_by(24.0, 20.0, 20.0, 20.0))) == []  # 20 % is borne
+    # A stream without a length of time is another rule's affair.
+    zero = [
+        r.model_copy(update={"chunks": ((r.chunks[0][0], 1),) * 2})
+        for r in cold_by(20.0, 20.0, 20.0, 20.0)
+    ]
+    assert list(check_warmth(PLAIN, [*cold_by(20.0)[:1], *zero[1:]])) == []
+
+
+def test_scoring_servers_may_be_set_up_otherwise() -> None:
+    first = CLEAN.servers[0]
+    scorer = first.model_copy(
+        update={
+            "server_id": "scorer",
+            "purpose": "score",
+            "settings": {**(first.settings or {}), "threads": 7},
+            "settings_after": {**(first.settings_after or {}), "threads": 9},
+        }
+    )
+    assert rules(replace(CLEAN, servers=(*CLEAN.servers, scorer))) == set()
+
+
+def test_prefix_hits_are_the_growth_of_the_counter() -> None:
+    def counters(before: dict[str, float], after: dict[str, float]) -> RunRecords:
+        return servers(lambda s: {"counters_before": before, "counters_after": after})
+
+    grown = counters({"prefix_cache_hits": 5.0}, {"prefix_cache_hits": 7.0})
+    assert numbers(grown, "warm_prefix") == {"hits": 2.0}
+    assert numbers(counters({}, {"prefix_cache_hits": 1.0}), "warm_prefix") == {"hits": 1.0}
+    assert "warm_prefix" not in rules(
+        counters({"prefix_cache_hits": 5.0}, {"prefix_cache_hits": 5.0})
+    )
 
 
 def test_wanted_prompt_lengths_are_named() -> None:
