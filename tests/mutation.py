@@ -40,7 +40,12 @@ HARNESS = ROOT / "tests" / "harness"
 EQUIVALENT = ROOT / "tests" / "mutation_equivalent.txt"
 TIMEOUT_S = 180
 TESTS: dict[str, tuple[str, ...]] = {
-    "stats": ("test_stats_planning.py", "test_stats_paired.py", "test_stats_unpaired.py"),
+    "stats": (
+        "test_stats_planning.py",
+        "test_stats_paired.py",
+        "test_stats_unpaired.py",
+        "test_stats_steady.py",
+    ),
     "metrics": ("test_metrics.py", "test_metrics_bandwidth.py", "test_metrics_foreign.py"),
     "equality": ("test_equality.py",),
     "validity": ("test_validity.py",),
@@ -261,17 +266,14 @@ def patch_of(mutant: Mutant) -> Patch | None:
 
 
 def warm() -> None:
-    """Everything the tests import but the modules that change."""
+    """What the tests import, the modules that change aside."""
     import hypothesis
+    import pydantic
     import pytest
     import scipy.special
     import scipy.stats
 
-    import finalbench.arms
-    import finalbench.client.ceiling
-    import finalbench.record
-
-    kept = (hypothesis, pytest, scipy.special, scipy.stats, finalbench.record)
+    kept = (hypothesis, pydantic, pytest, scipy.special, scipy.stats)
     assert all(kept)
     # A mutant is noticed by the first failing example; the smallest one is of no use here.
     hypothesis.settings.register_profile(
@@ -342,6 +344,8 @@ def run_from_import(part: str) -> Callable[[Mutant, int], bool]:
     def child(mutant: Mutant, _: int) -> bool:
         import pytest
 
+        for name in [n for n in sys.modules if n.partition(".")[0] == "finalbench"]:
+            del sys.modules[name]
         sys.meta_path.insert(0, Stand(mutant))
         return int(pytest.main(arguments(part))) == 0
 
@@ -418,7 +422,6 @@ class InSession:
 def run_all(chosen: dict[str, list[Mutant]], jobs: int) -> Iterator[tuple[str, Mutant, bool]]:
     """Yields (part, mutant, survived). SystemExit when a part's tests fail without a change."""
     early = {part: [m for m in found if patch_of(m) is None] for part, found in chosen.items()}
-    # These first: a fork can only import anew what this process has not imported yet.
     for part, found in early.items():
         control = Mutant(ROOT / "finalbench" / part / "__init__.py", -1, 0, "nothing", "")
         for mutant, survived, _ in Forks(jobs, TIMEOUT_S).run(

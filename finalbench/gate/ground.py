@@ -11,7 +11,15 @@ from finalbench.provenance import Provenance
 
 # Differ from run to run, or are reported as changes of code rather than refused as settings.
 FREE_SETTINGS = frozenset(
-    {"nonce", "host_launch_us", "versions", "schema_version", "kernel_fallbacks", "model"}
+    {
+        "nonce",
+        "host_launch_us",
+        "versions",
+        "schema_version",
+        "kernel_fallbacks",
+        "model",
+        "routing",  # a measurement, judged in each run by itself
+    }
 )
 OWN_PACKAGES = ("finalbench", "vkengine")
 

@@ -10,7 +10,7 @@ import pytest
 from finalbench.client.http import StreamClient
 from finalbench.client.load import Job, Load
 from finalbench.client.stream import encode_body
-from finalbench.client.warmup import WarmRule, WarmUp, unsteady, warm_up
+from finalbench.client.warmup import WarmRule, WarmUp, warm_up
 from finalbench.testing.launch import ToyThread
 
 
@@ -72,16 +72,3 @@ def test_a_failure_ends_the_warm_up(server: ToyThread) -> None:
     assert not found.steady
     assert (found.reason or "").startswith("a warm-up request failed: the connection closed")
     assert len(found.outcomes) == 2
-
-
-def test_rule_by_hand() -> None:
-    rule = WarmRule(window=3, spread=0.1, noise_ms=1.0, token_noise_ms=1.0)
-    assert unsteady([50.0, 10.0, 10.5, 10.9], [5.0] * 4, rule) is None
-    assert "first token" in (unsteady([10.0, 10.0, 11.5], [5.0] * 3, rule) or "")
-    assert "time per token" in (unsteady([10.0] * 3, [5.0, 5.0, 7.0], rule) or "")
-    assert "2 of the 3" in (unsteady([1.0, 1.0], [1.0, 1.0], rule) or "")
-    assert unsteady([1.0, 1.9, 1.0], [0.1, 0.9, 0.5], rule) is None
-    # Each series has a noise of its own; both bounds are inclusive.
-    assert "time per token" in (unsteady([1.0] * 3, [0.1, 0.9, 0.5], WarmRule()) or "")
-    assert unsteady([10.0, 11.0, 10.0], [1.0, 1.1, 1.0], WarmRule(noise_ms=0.0)) is None
-    assert unsteady([10.0, 12.0, 10.0], [1.0] * 3, WarmRule(noise_ms=2.0)) is None

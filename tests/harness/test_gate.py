@@ -188,7 +188,13 @@ def test_unequal_ground_is_refused_by_name(make: Make, updates: dict[str, Any], 
 
 @pytest.mark.parametrize(
     "setting",
-    [{"nonce": "x"}, {"host_launch_us": 9}, {"versions": {"torch": "3"}}, {"model": "/m"}],
+    [
+        {"nonce": "x"},
+        {"host_launch_us": 9},
+        {"versions": {"torch": "3"}},
+        {"model": "/m"},
+        {"routing": {"distinct_experts": [8.1]}},
+    ],
 )
 def test_what_differs_from_run_to_run_is_no_refusal(make: Make, setting: dict[str, Any]) -> None:
     def change(records: RunRecords) -> RunRecords:
