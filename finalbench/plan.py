@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from finalbench.arms import ARMS, server_settings
+from finalbench.arms import ARMS, server_settings, serves_draft
 from finalbench.scenario import DraftSetting, Frozen, Point, Sampling, Scenario, digest
 
 Axis = Literal["base", "seq_len", "output_len", "sampling", "draft", "concurrency", "grid"]
@@ -71,7 +71,7 @@ class Plan(Frozen):
 def make_plan(scenario: Scenario) -> Plan:
     """Expand, group and order; the same scenario always gives the same plan."""
     cells = tuple(_cells(scenario))
-    servers = {c.server_key: server_settings(c.arm, scenario) for c in cells}
+    servers = {c.server_key: server_settings(c.arm, scenario, c.draft) for c in cells}
     blocks = tuple(_blocks(scenario, cells))
     body = {
         "scenario": scenario.hash(),
@@ -131,10 +131,12 @@ def _undrafted(scenario: Scenario) -> str | None:
 def _cells(scenario: Scenario) -> Iterable[Cell]:
     undrafted = DraftSetting()
     for arm in scenario.arms:
-        drafts = ARMS[arm].draft_axis
+        drafts = ARMS[arm].drafts != "none"
         seen: set[str] = set()
         for point, axis in _points(scenario).items():
             draft = scenario.drafts[point.draft] if drafts else undrafted
+            if not serves_draft(arm, draft):
+                continue
             # In an arm without drafts a point that differs only in its draft is the base again.
             kept: Axis = "base" if not drafts and axis == "draft" else axis
             cell = _cell(scenario, arm, point, draft, kept)
@@ -145,7 +147,7 @@ def _cells(scenario: Scenario) -> Iterable[Cell]:
 
 def _cell(scenario: Scenario, arm: str, point: Point, draft: DraftSetting, axis: Axis) -> Cell:
     sampling = scenario.samplings[point.sampling]
-    settings = {k: v for k, v in server_settings(arm, scenario).items() if k != "path"}
+    settings = {k: v for k, v in server_settings(arm, scenario, draft).items() if k != "path"}
     work = {
         "model": scenario.model.name,
         "seq_len": point.seq_len,

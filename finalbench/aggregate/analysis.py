@@ -131,12 +131,20 @@ def _comparisons(
     cells: Sequence[CellRow], baselines: Sequence[str], violations: Sequence[Violation]
 ) -> dict[str, tuple[Comparison, ...]]:
     by_arm = {(c.arm, c.pair_key): c for c in reversed(cells)}
+    # A baseline that drafts too is met draft for draft, where it has the same setting.
+    by_draft = {(c.arm, c.pair_key, c.draft_label): c for c in reversed(cells)}
     found: dict[str, list[Comparison]] = {}
     for arm in baselines:
         # The base cell was declared beforehand and stands alone; the others are a family.
         for base in (True, False):
             family = {
-                cell.id: compare(cell, by_arm[arm, cell.pair_key], violations)
+                cell.id: compare(
+                    cell,
+                    by_draft.get(
+                        (arm, cell.pair_key, cell.draft_label), by_arm[arm, cell.pair_key]
+                    ),
+                    violations,
+                )
                 for cell in cells
                 if cell.arm not in baselines
                 and (arm, cell.pair_key) in by_arm

@@ -71,6 +71,7 @@ def overrides_of(
     checkpoint: Path | None,
 ) -> list[Override]:
     """Flags after `--set`, since later ones win: defaults < YAML < --set < flags."""
+    from finalbench.arms import default_baseline
     from finalbench.scenario import Override, parse_override
 
     flags: list[tuple[str, str, Any]] = [
@@ -89,7 +90,7 @@ def overrides_of(
         chosen.append(Override("arms", names, f"--arms {arms}"))
         if "stock" not in names:
             # First, so that `--set baseline=...` can still name another one.
-            chosen.insert(0, Override("baseline", None, f"--arms {arms}"))
+            chosen.insert(0, Override("baseline", default_baseline(names), f"--arms {arms}"))
     return chosen
 
 

@@ -99,6 +99,11 @@ class Tally:
 
     def _document(self, at_ns: int, document: dict[str, Any]) -> None:
         usage = _usage(document.get("usage"))
+        running = _timed(document.get("timings"))
+        if running is not None:
+            if usage is not None:
+                self.final_usage = usage
+            usage = running
         choices = document.get("choices") or ()
         if not choices and usage is not None:
             self.final_usage = usage
@@ -218,6 +223,14 @@ def _usage(value: Any) -> TokenUsage | None:
     return TokenUsage(
         prompt=int(value.get("prompt_tokens") or 0), completion=int(value["completion_tokens"])
     )
+
+
+def _timed(value: Any) -> TokenUsage | None:
+    """llama.cpp's running count, which comes with every chunk when it is asked for."""
+    if not isinstance(value, dict) or not isinstance(value.get("predicted_n"), int):
+        return None
+    prompt = int(value.get("prompt_n") or 0) + int(value.get("cache_n") or 0)
+    return TokenUsage(prompt=prompt, completion=value["predicted_n"])
 
 
 def error_text(data: bytes) -> str:

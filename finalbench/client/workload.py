@@ -34,7 +34,10 @@ class Encoder(Protocol):
 class ServerTokenizer:
     """`/tokenize` of a server, with a memory. EnvironmentMissing when it is not served."""
 
-    def __init__(self, http: httpx2.Client, base_url: str, model: str | None = None) -> None:
+    def __init__(
+        self, http: httpx2.Client, base_url: str, model: str | None = None, field: str = "prompt"
+    ) -> None:
+        self._field = field  # the name its server has for the text
         self._http = http
         self._url = f"{base_url}/tokenize"
         self._model = model
@@ -43,7 +46,7 @@ class ServerTokenizer:
     def encode(self, text: str) -> list[int]:
         if text in self._known:
             return self._known[text]
-        body: dict[str, Any] = {"prompt": text, "add_special_tokens": False}
+        body: dict[str, Any] = {self._field: text, "add_special_tokens": False}
         if self._model is not None:
             body["model"] = self._model
         try:
@@ -53,7 +56,8 @@ class ServerTokenizer:
         except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
             raise EnvironmentMissing(
                 f"{self._url}: {error}",
-                hint="prompts of exact length need the server's own tokenizer",
+                hint="prompts of exact length need the server's own tokenizer; with random "
+                "weights, `--set workload.text_class=random` draws ids instead",
             ) from error
         self._known[text] = ids
         return ids

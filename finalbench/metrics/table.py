@@ -21,7 +21,7 @@ from finalbench.metrics.rates import (
 from finalbench.metrics.rows import BlockRow, CellRow, Counts, DomainRow, Limits, MetricsTable
 from finalbench.metrics.timing import Timing, is_valid, timing
 from finalbench.plan import Cell
-from finalbench.record import RequestRecord, RunRecords, ServerRecord
+from finalbench.record import RequestRecord, RunRecords, ServerRecord, Spec
 from finalbench.scenario import ModelSpec
 from finalbench.stats import mean_interval
 
@@ -93,7 +93,7 @@ def compute_cell(
         "steady_tok_s": pooled([b.steady for b in blocks]),
         "peak_tok_s": _best([peak_rate(a.timings) for a in attempts]),
     }
-    drafts = _acceptance(cell, [r for a in attempts for r in a.requests])
+    drafts = _acceptance(cell, attempts, servers)
     reasons = {name: rate.reason for name, rate in rates.items() if rate.reason}
     if drafts.reason:
         reasons["acceptance_length"] = drafts.reason
@@ -183,19 +183,41 @@ def _blocks(
                 decode=pooled([decode_rate(a.timings, cell.concurrency) for a in own]),
                 e2e=pooled([e2e_rate(a.timings) for a in own]),
                 steady=pooled([steady_rate(a.timings, cell.concurrency) for a in own]),
-                acceptance=_acceptance(cell, [r for a in own for r in a.requests]),
+                acceptance=_acceptance(cell, own, servers),
             )
         )
     return tuple(rows)
 
 
-def _acceptance(cell: Cell, requests: Sequence[RequestRecord]) -> Acceptance:
+def _acceptance(
+    cell: Cell, attempts: Sequence[_Attempt], servers: dict[str, ServerRecord]
+) -> Acceptance:
+    """From each request's counters, or from the server's over the cell where it has only those."""
     if cell.draft.method == "none":
         return Acceptance(length=None, reason="no drafts in this cell")
-    valid = [r for r in requests if is_valid(r)]
-    if not valid:
+    specs: list[Spec | None] = []
+    for attempt in attempts:
+        valid = [r for r in attempt.requests if is_valid(r)]
+        windows = _windows(servers.get(attempt.server_id), cell)
+        if windows and valid and all(r.spec is None for r in valid):
+            specs += windows
+        else:
+            specs += [r.spec for r in valid]
+    if not specs:
         return Acceptance(length=None, reason="no valid request")
+    return acceptance(specs)
+
+
+def _by_request(cell: Cell, requests: Sequence[RequestRecord]) -> Acceptance:
+    """Of some requests of a cell: only counters that came with a request can be told apart."""
+    valid = [r for r in requests if is_valid(r)]
+    if cell.draft.method == "none" or not valid:
+        return Acceptance(length=None, reason="no drafts, or no valid request")
     return acceptance(r.spec for r in valid)
+
+
+def _windows(server: ServerRecord | None, cell: Cell) -> list[Spec]:
+    return [] if server is None else [w.spec for w in server.windows if w.cell_id == cell.id]
 
 
 def _best(rates: Sequence[Rate]) -> Rate:
@@ -248,7 +270,7 @@ def _domains(cell: Cell, attempts: Sequence[_Attempt]) -> tuple[DomainRow, ...]:
                 domain=domain,
                 requests=len(found),
                 decode_tok_s=rate.value,
-                acceptance_length=_acceptance(cell, [r for r, _ in found]).length,
+                acceptance_length=_by_request(cell, [r for r, _ in found]).length,
                 reason=rate.reason,
             )
         )

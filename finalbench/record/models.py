@@ -20,6 +20,7 @@ __all__ = [
     "Cell",
     "Classes",
     "ClientCeiling",
+    "CounterWindow",
     "Failure",
     "Plan",
     "PromptRecord",
@@ -129,6 +130,18 @@ class ScoreRecord(Frozen):
     positions: tuple[ScorePosition, ...]
 
 
+class CounterWindow(Frozen):
+    """Draft counters of a server over one cell's measured requests, as their growth in `/metrics`.
+
+    For servers that count per process and not per request; `generation_tokens` is null where the
+    server has no such counter.
+    """
+
+    cell_id: str
+    generation_tokens: int | None
+    spec: Spec
+
+
 class ServerRecord(Frozen):
     """One server process, written when it ends."""
 
@@ -155,6 +168,7 @@ class ServerRecord(Frozen):
     log: str | None  # path inside the run folder
     counters_before: dict[str, float] | None
     counters_after: dict[str, float] | None
+    windows: tuple[CounterWindow, ...] = ()
     error: str | None
 
 

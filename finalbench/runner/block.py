@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Literal
 
 from finalbench.arms import arm
@@ -139,14 +140,15 @@ class BlockRunner:
                 ignore_eos=workload.ignore_eos,
                 warm_rule=workload.warm_rule if warmup else None,
             )
-            trouble = run_requests(
-                server,
-                attempt,
-                prompts,
-                timeout_s=self._scenario.measure.request_timeout_s,
-                interrupts=self._interrupts,
-                on_record=self._on_record,
-            )
+            with self._counting(None if warmup else cell.id):
+                trouble = run_requests(
+                    server,
+                    attempt,
+                    prompts,
+                    timeout_s=self._scenario.measure.request_timeout_s,
+                    interrupts=self._interrupts,
+                    on_record=self._on_record,
+                )
             if trouble is not None:
                 return trouble
         self._telemetry.read()
@@ -154,6 +156,9 @@ class BlockRunner:
         if left:
             self._fail(cell, block, self._request_error(cell, block, len(left)))
         return None
+
+    def _counting(self, cell_id: str | None) -> AbstractContextManager[None]:
+        return self._watch.counting(cell_id) if self._watch else nullcontext()
 
     def _on_record(self, record: RequestRecord) -> None:
         self._guarded(self._writer.append_request)(record)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import httpx2
 
+from finalbench.arms import ENGINES, arm, vocabulary_size
 from finalbench.client.workload import PromptSpec, ServerTokenizer, build_prompts
 from finalbench.prompts import DOMAINS
 from finalbench.record import Cell, PromptRecord
@@ -33,6 +34,19 @@ class PromptStock:
     ) -> None:
         self._workload = scenario.workload
         self._on_new = on_new
+        # Random ids of random weights need no tokenizer, and there often is none.
+        self._vocabulary = (
+            vocabulary_size(
+                {
+                    "model": scenario.model.name,
+                    "path": scenario.model.path,
+                    "weights": scenario.serving.weights,
+                }
+            )
+            if scenario.workload.text_class == "random"
+            and scenario.serving.weights.startswith("random")
+            else None
+        )
         self._known = {(p.seq_len, p.warmup, p.index): p for p in stored}
 
     def prepare(self, server: LiveServer, cells: list[Cell]) -> None:
@@ -41,7 +55,8 @@ class PromptStock:
         for cell in cells:
             counts[cell.seq_len] = max(counts.get(cell.seq_len, 0), cell.requests)
         with httpx2.Client(timeout=_TIMEOUT_S, trust_env=False) as http:
-            tokenizer = ServerTokenizer(http, server.base_url, server.model_id)
+            field = ENGINES[arm(cells[0].arm).engine].tokenize_field
+            tokenizer = ServerTokenizer(http, server.base_url, server.model_id, field)
             for seq_len, count in counts.items():
                 self._build(tokenizer, seq_len, count, warmup=False)
                 warm = max(self._warmups(c) for c in cells if c.seq_len == seq_len)
@@ -71,7 +86,8 @@ class PromptStock:
         if all((seq_len, warmup, i) in self._known for i in range(count)):
             return
         spec = _spec(self._workload, seq_len, count, warmup=warmup)
-        for prompt in build_prompts(spec, tokenizer):
+        known = None if self._vocabulary is None else range(self._vocabulary)
+        for prompt in build_prompts(spec, tokenizer, known):
             if (seq_len, warmup, prompt.index) in self._known:
                 continue
             record = PromptRecord(

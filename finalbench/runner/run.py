@@ -56,8 +56,14 @@ def execute(scenario: Scenario, options: Options, progress: Progress) -> Outcome
     """
     plan = make_plan(scenario)
     check_lengths(scenario, plan.cells)
-    if not options.endpoints:
-        check_environment(scenario, options.environment, engine_here=options.containers is None)
+    started = [name for name in scenario.arms if name not in options.endpoints]
+    if started:
+        check_environment(
+            scenario,
+            options.environment,
+            engine_here=options.containers is None,
+            started=started,
+        )
         scenario = _with_checkpoint(scenario, options.environment)
         plan = make_plan(scenario)
     device = str(next(iter(plan.servers.values()))["device"])
@@ -66,8 +72,7 @@ def execute(scenario: Scenario, options: Options, progress: Progress) -> Outcome
         environment["FINALBENCH_RUNTIME"] = "container"  # never continued in another runtime
         for name in options.containers.sweep():
             progress.note(f"removed {name}, left by a run that was killed")
-        arms = [name for name in scenario.arms if name not in options.endpoints]
-        options.containers.prepare(arms, progress.phase)
+        options.containers.prepare(started, progress.phase)
     provenance = collect(environment, device=device)
     resume = options.resume
     if resume is None and not options.fresh:

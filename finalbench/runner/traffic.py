@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from finalbench.arms import ENGINES, arm
 from finalbench.client.http import StreamClient
 from finalbench.client.load import Job, Load, Outcome, run_cell
 from finalbench.client.stream import encode_body
@@ -120,7 +121,7 @@ def _body(attempt: Attempt, server: LiveServer, prompt: PromptRecord) -> bytes:
         seed=request_seed(prompt),
         ignore_eos=attempt.ignore_eos,
     )
-    return encode_body(body)
+    return encode_body(ENGINES[arm(attempt.cell.arm).engine].body(body))
 
 
 def _record(attempt: Attempt, prompt: PromptRecord, outcome: Outcome) -> RequestRecord:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import httpx2
 
-from finalbench.client.scrape import fetch
+from finalbench.arms import ENGINES, arm
+from finalbench.client.scrape import CounterReset, Scrape, delta, draft_counters, fetch
 from finalbench.errors import EnvironmentMissing
-from finalbench.record import ServerRecord
-from finalbench.runtime.ready import ServerFailed, read_settings
+from finalbench.record import CounterWindow, ServerRecord, Spec
+from finalbench.runtime.ready import ServerFailed
 from finalbench.runtime.server import LiveServer, ServerStartFailed
+
+_SETTLE_S, _SETTLE_POLL_S = 2.0, 0.05
+_GENERATED = "generation_tokens"
 
 
 @dataclass
@@ -28,11 +35,48 @@ class ServerWatch:
     purpose: Literal["measure", "score"]
     _server: LiveServer | None = field(default=None, init=False)
     _before: dict[str, float] | None = field(default=None, init=False)
+    _windows: list[CounterWindow] = field(default_factory=list, init=False)
 
     def began(self, server: LiveServer) -> None:
         """Take the counters before the first request."""
         self._server = server
         self._before = _counters(server)
+
+    @contextlib.contextmanager
+    def counting(self, cell_id: str | None) -> Generator[None]:
+        """Draft counters over what is done inside, where the server has none per request.
+
+        None counts nothing (a warm-up). Two scrapes, both outside of every timed request.
+        """
+        own = cell_id is not None and ENGINES[arm(self.arm).engine].counters == "window"
+        before = self._scrape() if own else None
+        yield
+        if before is None or cell_id is None or self._server is None or self._server.died():
+            return
+        window = _window(cell_id, before, self._settled())
+        if window is not None:
+            self._windows.append(window)
+
+    def _scrape(self) -> Scrape | None:
+        if self._server is None:
+            return None
+        with httpx2.Client(timeout=5.0, trust_env=False) as client:
+            try:
+                return fetch(client, self._server.base_url)
+            except EnvironmentMissing:
+                return None
+
+    def _settled(self) -> Scrape | None:
+        """A scrape whose token count no longer moves: servers add up a moment after they send."""
+        end = time.monotonic() + _SETTLE_S
+        last = self._scrape()
+        while last is not None and time.monotonic() < end:
+            time.sleep(_SETTLE_POLL_S)
+            now = self._scrape()
+            if now is None or now.total(_GENERATED) == last.total(_GENERATED):
+                return now or last
+            last = now
+        return last
 
     def close(self) -> ServerRecord:
         """Read the server a last time, end it, and tell its life."""
@@ -62,6 +106,7 @@ class ServerWatch:
             log=f"logs/{server.log.name}" if server.log else None,
             counters_before=self._before,
             counters_after=after,
+            windows=tuple(self._windows),
             error=error,
         )
 
@@ -98,6 +143,28 @@ class ServerWatch:
         }
 
 
+def _window(cell_id: str, before: Scrape, after: Scrape | None) -> CounterWindow | None:
+    if after is None:
+        return None
+    try:
+        counted = draft_counters(before, after)
+        tokens = delta(before, after, _GENERATED)
+    except CounterReset:
+        return None
+    if counted is None:
+        return None
+    return CounterWindow(
+        cell_id=cell_id,
+        generation_tokens=None if tokens is None else round(tokens),
+        spec=Spec(
+            drafts=round(counted.drafts),
+            draft_tokens=round(counted.draft_tokens),
+            accepted_tokens=round(counted.accepted),
+            accepted_per_pos=tuple(round(n) for n in counted.accepted_per_pos),
+        ),
+    )
+
+
 def _counters(server: LiveServer) -> dict[str, float] | None:
     with httpx2.Client(timeout=5.0, trust_env=False) as client:
         try:
@@ -112,7 +179,7 @@ def _last_look(
 ) -> tuple[dict[str, float] | None, dict[str, Any] | None, str | None]:
     try:
         with httpx2.Client(base_url=server.base_url, timeout=5.0, trust_env=False) as client:
-            settings = read_settings(client)
+            settings = server.reread(client)
     except ServerFailed as failure:
         return _counters(server), None, str(failure)
     changed = settings.get("nonce") != server.settings.get("nonce")

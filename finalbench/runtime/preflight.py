@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from finalbench.arms import ENGINES, arm
 from finalbench.errors import EnvironmentMissing
 from finalbench.provenance import list_gpus
-from finalbench.runtime.server import vk_executable
+from finalbench.runtime.server import executable_of
 from finalbench.scenario import Scenario
 
 GB = 1e9
@@ -26,14 +27,20 @@ class Need:
 
 
 def check_environment(
-    scenario: Scenario, environment: Mapping[str, str], *, engine_here: bool = True
+    scenario: Scenario,
+    environment: Mapping[str, str],
+    *,
+    engine_here: bool = True,
+    started: Sequence[str] = (),
 ) -> None:
     """Errors: `EnvironmentMissing` with every missing thing and what to run instead.
 
-    `engine_here` is false where the engine comes in a container.
+    `engine_here` is false where the engine comes in a container. `started`: the arms whose servers
+    are ours to start, all of them by default.
     """
     if engine_here:
-        vk_executable(environment)
+        for engine in dict.fromkeys(arm(name).engine for name in started or scenario.arms):
+            executable_of(ENGINES[engine], environment)
     needs = needs_of(scenario, environment)
     missing = [need for need in needs if need.missing]
     if not missing:
@@ -105,6 +112,8 @@ def _weights(scenario: Scenario, environment: Mapping[str, str]) -> list[Need]:
     folder = checkpoint_folder(scenario, environment)
     if folder is None:
         return [Need("weights", wanted, "no checkpoint of it in the cache")]
+    if folder.is_file():
+        return [Need("weights", wanted, None)]  # one file, such as GGUF
     if not (folder / "config.json").is_file():
         return [Need("weights", wanted, f"no config.json in {folder}")]
     return [Need("weights", wanted, None)]

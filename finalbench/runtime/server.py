@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from finalbench.arms import Settings, serve_command
+from finalbench.arms import NAME_MARK, Engine, Settings, engine_of, serve_command
 from finalbench.errors import EnvironmentMissing
 from finalbench.runtime.process import ServerProcess, choose_port, last_lines
-from finalbench.runtime.ready import ServerFailed, check_settings, wait_ready
+from finalbench.runtime.readback import ReadBack
+from finalbench.runtime.ready import Reader, ServerFailed, check_settings, read_settings, wait_ready
 
 HOST = "127.0.0.1"
 COMMAND_VARIABLE = "FINALBENCH_VK"  # what runs `vk`, when it is not on the path
@@ -49,6 +50,7 @@ class LiveServer:
     log: Path | None
     image_digest: str | None = None
     gpu_proof: dict[str, Any] | None = None  # from inside a container
+    reread: Reader = read_settings
 
     @property
     def pid(self) -> int | None:
@@ -96,20 +98,29 @@ class ServerStartFailed(ServerFailed):
         self.exit_code_of_server = code
 
 
-def vk_executable(environment: Mapping[str, str]) -> list[str]:
-    """What runs `vk`: the variable, else beside this Python, else on the path."""
-    if given := environment.get(COMMAND_VARIABLE):
+def executable_of(engine: Engine, environment: Mapping[str, str]) -> list[str]:
+    """What runs a server: its variable, else beside this Python, else on the path.
+
+    Errors: `EnvironmentMissing` with what to install.
+    """
+    if given := environment.get(engine.variable):
         return shlex.split(given)
-    beside = Path(sys.executable).parent / "vk"
+    if not engine.commands:
+        raise EnvironmentMissing(f"the arm {engine.name} starts no server", hint=engine.hint)
+    command, *words = engine.commands
+    beside = Path(sys.executable).parent / command
     if beside.exists():
-        return [str(beside)]
-    found = shutil.which("vk", path=environment.get("PATH"))
+        return [str(beside), *words]
+    found = shutil.which(command, path=environment.get("PATH"))
     if found is None:
-        raise EnvironmentMissing(
-            "the engine's command `vk` is not installed",
-            hint="pip install -e engine, or name it in FINALBENCH_VK",
-        )
-    return [found]
+        whose = "the engine's" if engine.name == "vk" else f"{engine.title}'s"
+        raise EnvironmentMissing(f"{whose} command `{command}` is not installed", hint=engine.hint)
+    return [found, *words]
+
+
+def vk_executable(environment: Mapping[str, str]) -> list[str]:
+    """What runs `vk`."""
+    return executable_of(engine_of({}), environment)
 
 
 def start_server(
@@ -123,12 +134,15 @@ def start_server(
 
     Errors: `ServerStartFailed`; `EnvironmentMissing` when it cannot be started at all.
     """
-    executable = vk_executable(environment)
+    engine = engine_of(settings)
+    executable = executable_of(engine, environment)
+    added = shlex.split(environment.get(f"{engine.variable}_ARGS", "")) if engine.variable else []
     for attempt in range(PORT_TRIES):
-        port = choose_port(HOST)
-        command = tuple(serve_command(executable, settings, host=HOST, port=port))
+        port, nonce = choose_port(HOST), secrets.token_hex(8)
+        name = served_name(settings, nonce)
+        command = serve_command(executable, settings, host=HOST, port=port, name=name)
         try:
-            return _start_on(command, settings, port, log, timeout_s, environment)
+            return _start_on((*command, *added), settings, port, nonce, log, timeout_s, environment)
         except ServerStartFailed as error:
             taken = PORT_TAKEN.search("\n".join(last_lines(log, 20)))
             if not taken or attempt == PORT_TRIES - 1:
@@ -142,16 +156,18 @@ def _start_on(
     command: tuple[str, ...],
     settings: Settings,
     port: int,
+    nonce: str,
     log: Path,
     timeout_s: float,
     environment: Mapping[str, str],
 ) -> LiveServer:
-    nonce = secrets.token_hex(8)
     base_url = f"http://{HOST}:{port}"
     begun = time.monotonic()
-    process = ServerProcess.start(command, log, server_environment(environment, settings, nonce))
+    chosen = server_environment(environment, settings, nonce)
+    read = ReadBack(settings, log, chosen)
+    process = ServerProcess.start(command, log, chosen)
     try:
-        read_back = wait_ready(base_url, timeout_s=timeout_s, dead=process.death)
+        read_back = wait_ready(base_url, timeout_s=timeout_s, dead=process.death, read=read)
         check_settings(read_back, settings, nonce=nonce)
         if (reason := process.death()) is not None:
             raise ServerFailed(reason)
@@ -171,6 +187,7 @@ def _start_on(
         start_seconds=round(time.monotonic() - begun, 3),
         process=process,
         log=log,
+        reread=read,
     )
 
 
@@ -179,8 +196,9 @@ def attach_endpoint(base_url: str, settings: Settings, *, timeout_s: float) -> L
 
     Errors: `EnvironmentMissing` when it does not answer or runs otherwise than asked.
     """
+    read = ReadBack(settings, None)
     try:
-        read_back = wait_ready(base_url, timeout_s=timeout_s, dead=lambda: None)
+        read_back = wait_ready(base_url, timeout_s=timeout_s, dead=lambda: None, read=read)
         check_settings(read_back, settings | {"threads": None}, nonce=None)
     except ServerFailed as error:
         raise EnvironmentMissing(f"endpoint {base_url}: {error}") from error
@@ -193,7 +211,13 @@ def attach_endpoint(base_url: str, settings: Settings, *, timeout_s: float) -> L
         start_seconds=None,
         process=None,
         log=None,
+        reread=read,
     )
+
+
+def served_name(settings: Settings, nonce: str) -> str:
+    """What a foreign server calls the model: with our nonce, so that it proves to be ours."""
+    return f"{settings['model']}{NAME_MARK}{nonce}"
 
 
 def server_environment(
@@ -202,6 +226,8 @@ def server_environment(
     """The child's environment: ours, its nonce, and the same thread settings for every arm."""
     chosen = dict(environment) | {"VK_NONCE": nonce, "PYTHONUNBUFFERED": "1"}
     chosen.setdefault("HF_HUB_OFFLINE", "1")
+    for name, value in (engine_of(settings).environment or {}).items():
+        chosen.setdefault(name, value)
     if settings["threads"] is not None:
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             chosen[name] = str(settings["threads"])

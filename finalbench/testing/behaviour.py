@@ -81,6 +81,7 @@ class Behaviour(BaseModel):
     die_code: int = 9
 
     # Identity, settings, cache
+    weights: str = "real"  # what the server says it holds
     ignore: str = ""  # fields accepted and not acted on: `temperature+draft+max_tokens`
     nonce: str = ""  # answered instead of VK_NONCE
     model_name: str = ""

@@ -132,7 +132,7 @@ class ToyState:
             "schema_version": 1,
             "profile": self.profile,
             "model": self.model,
-            "weights": "real",
+            "weights": behaviour.weights,
             "model_digest": f"toy-{VOCAB_SIZE}-{behaviour.tokenizer}",
             "dtype": "float32",
             "device": "cpu",

@@ -107,6 +107,8 @@ def _shared(servers: Sequence[ServerRecord]) -> Iterator[Violation]:
         found: dict[str, str] = {}
         for server in servers:
             if server.settings is not None and name in server.settings:
+                if name == "weights" and server.settings[name] == "random":
+                    continue  # a foreign server's own draw; its class is checked for itself
                 found.setdefault(repr(server.settings[name]), server.server_id)
         if len(found) > 1:
             text = "; ".join(f"{value} in {where}" for value, where in found.items())

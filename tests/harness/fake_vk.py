@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 
 
 def main() -> None:
@@ -21,7 +22,7 @@ def main() -> None:
         pair.split(":", 1) for pair in os.environ.get("VK_FAKE", "").split(";") if pair
     )
     command = [sys.executable, "-m", "finalbench.testing.toy", "--port", options["--port"]]
-    command += ["--profile", options["--profile"], "--model", arguments[1]]
+    command += ["--profile", options["--profile"], "--model", Path(arguments[1]).name]
     command += ["--behaviour", behaviours.get(arm, "fast")]
     os.execv(sys.executable, command)
 
