@@ -95,7 +95,8 @@ def effective(pages: Pages, log: str, settings: Settings) -> dict[str, Any]:
         found["graph_mode"] = mode[1].lower()
     method, k = _METHOD.search(line), _DRAFTS.search(line)
     found["draft_default"] |= {
-        "method": method[1] if method else "none",
+        # Older names such as qwen3_5_mtp mean the same.
+        "method": "mtp" if method and "mtp" in method[1] else method[1] if method else "none",
         "k": int(k[1]) if k else 0,
     }
     return found
