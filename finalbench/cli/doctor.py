@@ -29,6 +29,10 @@ _VARIABLES = (
 _SECRETS = ("HF_TOKEN", "HF_OIDC_RESOURCE")
 _NEEDED_DISK_GB = 1.0
 _CEILING_S = 0.5
+CLIENT_STREAMS = (1, 64, 1024)
+# Chunks/s that a client on two cores should take, and how late its stamps may then be at p99.
+_FLOORS = {64: 20_000.0, 1024: 10_000.0}
+_LATE_MS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class Check:
 
 
 def check_machine(
-    environment: Mapping[str, str], results: Path, *, streams: tuple[int, ...] = (1, 64)
+    environment: Mapping[str, str], results: Path, *, streams: tuple[int, ...] = CLIENT_STREAMS
 ) -> list[Check]:
     """All checks, in the order a run would need them. `streams`: where the client is timed."""
     return [
@@ -141,6 +145,13 @@ def _ceiling(streams: int) -> Check:
     if drain is not None:
         text += f"; a burst of {found.burst_streams} drains in {drain:.1f} ms"
     numbers = {k: float(v) for k, v in found.as_dict().items() if v is not None}
+    slow = found.chunks_per_s < _FLOORS.get(streams, 0.0)
+    if slow or (late is not None and late > _LATE_MS):
+        floor = f"{_FLOORS[streams]:,.0f} chunks/s and " if streams in _FLOORS else ""
+        text += (
+            f" (a quiet machine of two cores gives {floor}{_LATE_MS:g} ms; what else runs here?)"
+        )
+        return Check(name, "warn", text, numbers)
     return Check(name, "ok", text, numbers)
 
 

@@ -120,13 +120,14 @@ def doctor(
     as_json: JsonOption = False,
     results_dir: ResultsOption = DEFAULT_RESULTS,
     streams: Annotated[
-        list[int] | None, typer.Option(help="Streams the client is timed at; default 1 and 64.")
+        list[int] | None,
+        typer.Option(help="Streams the client is timed at; default 1, 64 and 1024."),
     ] = None,
 ) -> None:
     """Check this machine: engine, GPU, containers, disk, ports, the client's own speed."""
-    from finalbench.cli.doctor import check_machine
+    from finalbench.cli.doctor import CLIENT_STREAMS, check_machine
 
-    checks = check_machine(environment(), results_dir, streams=tuple(streams or (1, 64)))
+    checks = check_machine(environment(), results_dir, streams=tuple(streams or CLIENT_STREAMS))
     if as_json:
         print_json({"schema_version": 1, "checks": [check.as_dict() for check in checks]})
     else:

@@ -16,6 +16,8 @@ import psutil
 import pytest
 
 from finalbench.__main__ import main
+from finalbench.cli.doctor import _client
+from finalbench.client.ceiling import Ceiling
 from finalbench.errors import EnvironmentMissing
 from finalbench.record import load_run
 from finalbench.runtime.process import OWNER_VARIABLE
@@ -231,6 +233,32 @@ def test_doctor_measures_the_client_and_masks_secrets(
     assert checks["client x2"]["numbers"]["chunks_per_s"] > 100
     assert "HF_TOKEN=(set)" in checks["environment"]["text"]
     assert "secret-value" not in ended.out + ended.err
+
+
+@pytest.mark.parametrize(
+    ("streams", "rate", "late", "status"),
+    [
+        (64, 20_000.0, 1.0, "ok"),
+        (64, 19_999.0, 0.2, "warn"),
+        (64, 30_000.0, 1.01, "warn"),
+        (1024, 10_000.0, None, "ok"),
+        (1024, 9_999.0, 0.5, "warn"),
+        (1, 900.0, 0.1, "ok"),
+        (1, 900.0, 2.0, "warn"),
+    ],
+)
+def test_doctor_says_where_the_client_is_below_what_it_should_take(
+    monkeypatch: pytest.MonkeyPatch, streams: int, rate: float, late: float | None, status: str
+) -> None:
+    async def measured(**options: object) -> Ceiling:
+        return Ceiling(1, streams, rate, rate / 2, 0.1, late, streams, 3.0, 0.5)
+
+    monkeypatch.setattr("finalbench.client.ceiling.measure", measured)
+    (found,) = _client((streams,))
+    assert (found.name, found.status) == (f"client x{streams}", status)
+    assert found.numbers is not None and found.numbers["chunks_per_s"] == rate
+    assert ("a quiet machine of two cores" in found.text) is (status == "warn")
+    assert "drains in 3.0 ms" in found.text
 
 
 def test_doctor_without_the_engine_is_exit_3(

@@ -11,6 +11,7 @@ from scipy.special import nctdtr
 
 from finalbench.stats import (
     Observation,
+    blocks_to_see,
     components,
     detectable_effect,
     expected_best_sd,
@@ -214,6 +215,7 @@ def test_components_name_what_they_cannot_separate() -> None:
 
 
 def test_planning_at_its_edges() -> None:
+    assert blocks_to_see(0.03, 0.02 * math.sqrt(2)) == planned_blocks(0.03, 0.02) == 10
     # Exactly the wanted power is enough.
     assert planned_blocks(0.02, 0.01, target_power=power(math.log1p(0.02), SD, 5, df=4)) == 5
     # From six blocks on, the slot order costs a degree of freedom.
