@@ -7,7 +7,7 @@ came back.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Settings = dict[str, str | int | None]
@@ -47,7 +47,7 @@ class Engine:
     tokens: str  # how tokens are counted
     synthetic_drafts: bool = False  # it can draft with a synthetic acceptance
     tokenize_field: str = "prompt"
-    metrics_path: str | None = "/metrics"
+    counter_names: Mapping[str, str] = field(default_factory=dict)  # its name -> vLLM's
     environment: Mapping[str, str] | None = None
     environment_prefix: str | None = None  # variables of its own, recorded with its settings
     per_request: tuple[str, ...] = ()

@@ -17,6 +17,8 @@ from finalbench.arms.engine import (
 )
 from finalbench.arms.shapes import served_model
 
+_WINDOW = 32768  # penalties look at the whole context, as in the other servers
+
 
 def serve(executable: Sequence[str], settings: Settings, address: Address) -> list[str]:
     """`llama-server -m FILE ...`; each sequence has the whole context, nothing is reused."""
@@ -60,7 +62,12 @@ def body(asked: dict[str, Any]) -> dict[str, Any]:
     """Its own names: `repeat_penalty`; no prompt reuse; a running token count in each chunk."""
     said = without_draft(asked)
     said["repeat_penalty"] = said.pop("repetition_penalty", 1.0)
-    return said | {"cache_prompt": False, "timings_per_token": True, "repeat_last_n": -1}
+    neutral = said["repeat_penalty"] == 1.0 and not any(
+        said.get(name) for name in ("presence_penalty", "frequency_penalty")
+    )
+    if not neutral:
+        said["repeat_last_n"] = _WINDOW
+    return said | {"cache_prompt": False, "timings_per_token": True}
 
 
 LLAMACPP = Engine(
@@ -76,6 +83,10 @@ LLAMACPP = Engine(
     counters="window",
     tokens="the running count in each chunk (timings.predicted_n), checked against usage",
     tokenize_field="content",
+    counter_names={
+        "tokens_predicted": "generation_tokens",
+        "prompt_tokens_cached": "prefix_cache_hits",
+    },
     environment_prefix="LLAMA_",
     per_request=("sampling", "seed", "output length"),
     restart=("weights", "context", "threads", "device"),

@@ -94,6 +94,7 @@ SGLANG = Engine(
     body=without_draft,
     counters="window",
     tokens="usage, as the stream's last event gives it",
+    counter_names={"cached_tokens": "prefix_cache_hits"},
     environment={"DO_NOT_TRACK": "1", "NO_COLOR": "1"},
     environment_prefix="SGLANG_",
     per_request=("sampling", "seed", "output length"),

@@ -11,7 +11,7 @@ import httpx2
 
 from finalbench.errors import EnvironmentMissing
 
-PREFIXES = ("vk:", "vllm:", "finalbench:", "sglang:", "toy:")
+PREFIXES = ("vk:", "vllm:", "finalbench:", "sglang:", "llamacpp:", "toy:")
 _SAMPLE = re.compile(
     r"^(?P<name>[A-Za-z_:][A-Za-z0-9_:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)(?:\s+-?\d+)?$"
 )

@@ -77,7 +77,7 @@ def bytes_per_step(model: ModelSpec, cell: Cell) -> int:
     if draft.method in ("mtp", "oracle") and isinstance(draft.k, int) and draft.head_rows is None:
         weights += draft.k * model.bytes_per_draft
     context = cell.seq_len + cell.output_len // 2
-    per_sequence = (
+    per_sequence = int(
         facts.kv_elements_per_token * DTYPE_BYTES[model.dtype] * context
         + facts.state_bytes_per_sequence
     )

@@ -40,7 +40,7 @@ class ServerWatch:
     def began(self, server: LiveServer) -> None:
         """Take the counters before the first request."""
         self._server = server
-        self._before = _counters(server)
+        self._before = self._renamed(_counters(server))
 
     @contextlib.contextmanager
     def counting(self, cell_id: str | None) -> Generator[None]:
@@ -56,6 +56,11 @@ class ServerWatch:
         window = _window(cell_id, before, self._settled())
         if window is not None:
             self._windows.append(window)
+
+    def _renamed(self, counters: dict[str, float] | None) -> dict[str, float] | None:
+        """Counters under vLLM's names, which the rules know."""
+        names = ENGINES[arm(self.arm).engine].counter_names
+        return counters and {names.get(name, name): value for name, value in counters.items()}
 
     def _scrape(self) -> Scrape | None:
         if self._server is None:
@@ -87,6 +92,7 @@ class ServerWatch:
         after, settings_after = None, None
         if error is None:
             after, settings_after, error = _last_look(server)
+            after = self._renamed(after)
         code = server.stop()
         proof, reason = _gpu_proof(server)
         return ServerRecord(

@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from finalbench.stats.steady import WarmRule
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
+# Q4_1: blocks of 32 weights at 4 bits, with a scale and a minimum of 2 bytes each.
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1, "q4_1": 0.625}
 
 PositiveInt = Annotated[int, Field(gt=0)]
 Name = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -102,7 +103,7 @@ class ModelSpec(Frozen):
     shape_of: str | None = None  # whose shape it has, where that is a reading, not a config
     family: str
     kind: Literal["moe", "dense"]
-    dtype: Literal["float32", "bfloat16", "float16", "float8"]
+    dtype: Literal["float32", "bfloat16", "float16", "float8", "q4_1"]
     context: PositiveInt
     mtp: Literal["present", "absent", "unknown"]
     facts: ModelFacts
@@ -112,12 +113,12 @@ class ModelSpec(Frozen):
     @property
     def bytes_per_token(self) -> int:
         """Weight bytes one decoded token must read at batch 1."""
-        return self.facts.params_per_token * DTYPE_BYTES[self.dtype]
+        return int(self.facts.params_per_token * DTYPE_BYTES[self.dtype])
 
     @property
     def bytes_per_draft(self) -> int:
         """Weight bytes one MTP draft step must read."""
-        return self.facts.params_per_draft * DTYPE_BYTES[self.dtype]
+        return int(self.facts.params_per_draft * DTYPE_BYTES[self.dtype])
 
 
 class Hardware(Frozen):
