@@ -5,12 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from finalbench.aggregate import Analysis
 from finalbench.bundle import MANIFEST_FILE, read_manifest
-from finalbench.record import Roll, RunRecords, ServerRecord
+from finalbench.record import Roll, RunRecords
 from finalbench.report import phrases, view
+from finalbench.report.server_facts import command_line, exploratory, server_facts
 
 MAX_SENSORS = 6
 MAX_POINTS = 240
@@ -24,17 +25,6 @@ _UNITS = (
     ("_share", "share", 1.0),
     ("_percent", "%", 1.0),
     ("_pct", "%", 1.0),
-)
-_SETTINGS = (
-    ("dtype", "dtype"),
-    ("device", "device"),
-    ("device_name", "device name"),
-    ("threads", "threads"),
-    ("graph_mode", "graph mode"),
-    ("weights", "weights"),
-    ("model_digest", "model digest"),
-    ("host_launch_us", "host launch, µs"),
-    ("kernel_fallbacks", "kernel fallbacks"),
 )
 
 
@@ -132,8 +122,7 @@ def _facts(records: RunRecords, analysis: Analysis) -> Iterator[view.Fact]:
     for name, value in sorted(made.environment.items()):
         yield view.Fact(group="Environment", name=name, value=value)
     yield from _workload(records, analysis)
-    for server in _first_servers(records):
-        yield from _server(server)
+    yield from server_facts(records)
 
 
 def _workload(records: RunRecords, analysis: Analysis) -> Iterator[view.Fact]:
@@ -152,35 +141,6 @@ def _workload(records: RunRecords, analysis: Analysis) -> Iterator[view.Fact]:
     for name, sampling in scenario.samplings.items():
         fields = ", ".join(f"{key} {value:g}" for key, value in sampling.fields().items())
         yield view.Fact(group="Workload", name=f"sampling {name}", value=fields)
-
-
-def _server(server: ServerRecord) -> Iterator[view.Fact]:
-    group = f"Server {server.arm}"
-    yield view.Fact(group=group, name="command", value=_command(server.command))
-    settings = server.settings or {}
-    for key, name in _SETTINGS:
-        value = settings.get(key)
-        if value not in (None, [], ""):
-            shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-            yield view.Fact(group=group, name=name, value=shown[:160])
-    versions = settings.get("versions")
-    if isinstance(versions, dict):
-        text = ", ".join(f"{key} {value}" for key, value in sorted(versions.items()) if value)
-        yield view.Fact(group=group, name="versions", value=text)
-    if server.image_digest:
-        yield view.Fact(group=group, name="image", value=server.image_digest)
-    if server.start_seconds is not None:
-        yield view.Fact(group=group, name="start", value=f"{server.start_seconds:.1f} s")
-    if server.gpu_proof is None and server.gpu_proof_reason:
-        yield view.Fact(group=group, name="GPU proof", value=server.gpu_proof_reason)
-
-
-def _first_servers(records: RunRecords) -> list[ServerRecord]:
-    found: dict[str, ServerRecord] = {}
-    for server in records.servers:
-        if server.purpose == "measure" and server.settings is not None:
-            found.setdefault(server.arm, server)
-    return list(found.values())
 
 
 def _aa(analysis: Analysis) -> str:
@@ -222,21 +182,14 @@ def _roll(roll: Roll) -> view.Roll:
         started_utc=roll.started_utc,
         ended_utc=roll.ended_utc,
         status=roll.status,
-        command=_command(roll.command),
+        command=command_line(roll.command),
     )
-
-
-def _command(words: tuple[str, ...]) -> str:
-    """A command line without the folders of the machine it ran on."""
-    if not words:
-        return ""
-    return shlex.join([PurePath(words[0]).name, *words[1:]])
 
 
 def _commands(records: RunRecords) -> tuple[view.Command, ...]:
     run = records.run
     commit = run.provenance.git_commit
-    again = _command(run.rolls[0].command) if run.rolls else ""
+    again = command_line(run.rolls[0].command) if run.rolls else ""
     steps = [f"git checkout {commit}"] if commit else []
     steps += [
         "python -m venv .venv && . .venv/bin/activate",
@@ -265,6 +218,8 @@ def _results_dir(rolls: Sequence[Roll]) -> str:
 
 def _notes(records: RunRecords) -> Iterator[str]:
     run = records.run
+    if (why := exploratory(records)) is not None:
+        yield why
     if run.status != "complete":
         yield f"This run is {run.status}: some of its plan was not measured."
     if run.provenance.git_dirty:

@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from finalbench.aggregate import analyse
+from finalbench.arms import ENGINES
 from finalbench.bundle import seal
 from finalbench.errors import EnvironmentMissing
 from finalbench.record import load_run
+from finalbench.report import render
+from finalbench.report.markdown import plain
 from finalbench.runner import Options, Outcome, Silent, execute
 from finalbench.scenario import Scenario, load_scenario, parse_override
 
@@ -126,6 +129,11 @@ def test_vk_and_vllm_are_measured_side_by_side(tmp_path: Path) -> None:
     invalid = {v.rule for v in analysis.violations if v.severity == "invalid"}
     assert invalid == set()
     assert (row.marks.weights, row.marks.acceptance) == ("random", "synthetic")
+    card = next(p for p in render([outcome.path], tmp_path / "out") if p.name == "card.md")
+    text = card.read_text()
+    assert "Exploratory: vLLM holds random weights of its own" in text
+    for difference in ENGINES["vllm"].differs:
+        assert plain(difference) in text
 
 
 @pytest.mark.parametrize(
