@@ -15,6 +15,8 @@ from finalbench.scenario import DraftSetting, Frozen, Point, Sampling, Scenario,
 
 Axis = Literal["base", "seq_len", "output_len", "sampling", "draft", "concurrency", "grid"]
 
+# What a server holds and how it is sized: equal in every arm, or a ratio measures that instead.
+_STATE = ("model", "weights", "device", "dtype", "threads", "max_model_len", "max_sequences")
 _AXES: tuple[Axis, ...] = ("seq_len", "output_len", "sampling", "draft", "concurrency")
 
 
@@ -86,6 +88,19 @@ def make_plan(scenario: Scenario) -> Plan:
         estimate_s=round(_estimate_s(scenario, cells), 1),
         hash=digest(body),
     )
+
+
+def unequal_settings(plan: Plan) -> list[str]:
+    """Start settings that differ between servers whose cells are compared; a sentence for each."""
+    found = []
+    for name in _STATE:
+        values: dict[str, list[str]] = {}
+        for key, settings in plan.servers.items():
+            values.setdefault(repr(settings.get(name)), []).append(key)
+        if len(values) > 1:
+            text = "; ".join(f"{value} for {', '.join(keys)}" for value, keys in values.items())
+            found.append(f"{name} is not planned alike: {text}")
+    return found
 
 
 def _points(scenario: Scenario) -> dict[Point, Axis]:

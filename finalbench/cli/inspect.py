@@ -101,14 +101,17 @@ def scenarios_check(
     as_json: JsonOption = False,
 ) -> None:
     """Validate scenarios and count their cells; the first fault ends with exit 2."""
-    from finalbench.plan import make_plan
+    from finalbench.errors import UsageError
+    from finalbench.plan import make_plan, unequal_settings
     from finalbench.scenario import load_scenario, parse_override, scenario_files
 
     overrides = [parse_override(text) for text in sets or []]
-    checked = {
-        name: len(make_plan(load_scenario(name, overrides)).cells)
-        for name in names or scenario_files()
-    }
+    checked: dict[str, int] = {}
+    for name in names or scenario_files():
+        plan = make_plan(load_scenario(name, overrides))
+        for fault in unequal_settings(plan):
+            raise UsageError(f"{name}: {fault}")
+        checked[name] = len(plan.cells)
     if as_json:
         print_json({"schema_version": 1, "cells": checked})
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from finalbench.plan import unequal_settings
 from finalbench.record import Run, ServerRecord
 from finalbench.validity.violation import Violation, violation
 
@@ -33,6 +34,8 @@ def check_servers(run: Run, servers: Sequence[ServerRecord]) -> Iterator[Violati
             for cell_id in cells_of.get(server.server_key, []):
                 yield fault.model_copy(update={"cell_id": cell_id})
     yield from _shared(measuring)
+    for text in unequal_settings(run.plan):
+        yield violation("settings_differ", text)
 
 
 def _server(run: Run, server: ServerRecord) -> Iterator[Violation]:

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from finalbench.plan import Cell, make_plan
-from finalbench.scenario import Scenario, load_scenario, parse_override
+from finalbench.plan import Cell, make_plan, unequal_settings
+from finalbench.scenario import Scenario, load_scenario, parse_override, scenario_files
 
 
 def scenario(*overrides: str, name: str = "vk-tiny") -> Scenario:
@@ -110,3 +110,19 @@ def test_estimate_grows_with_blocks() -> None:
     one, three = make_plan(scenario("measure.blocks=1")), make_plan(scenario())
     assert three.estimate_s == pytest.approx(3 * one.estimate_s, abs=0.2)
     assert three.estimate_s < 360
+
+
+@pytest.mark.parametrize("name", scenario_files())
+def test_c03_compared_servers_are_planned_alike(name: str) -> None:
+    """A recipe that sizes one arm otherwise, or gives it other weights, is named."""
+    plan = make_plan(load_scenario(name))
+    assert unequal_settings(plan) == []
+    first, second = list(plan.servers)[:2]
+    for setting, value in (("max_sequences", 99), ("weights", "random:5"), ("dtype", "float64")):
+        servers = {**plan.servers, second: {**plan.servers[second], setting: value}}
+        (fault,) = unequal_settings(plan.model_copy(update={"servers": servers}))
+        assert fault.startswith(f"{setting} is not planned alike: ")
+        assert f"{value!r} for {second}" in fault and first in fault
+    # What tells arms apart may differ.
+    servers = {**plan.servers, second: {**plan.servers[second], "profile": "x", "draft": "mtp3"}}
+    assert unequal_settings(plan.model_copy(update={"servers": servers})) == []

@@ -1273,3 +1273,13 @@ def test_an_output_in_one_chunk_is_no_mismatch() -> None:
     row = compute(CLEAN).cell(PLAIN.id)
     broken = check_counts(PLAIN, row, [whole] * 4, ignore_eos=True)
     assert {v.rule for v in broken} == {"request_count"}  # the same request, four times
+
+
+def test_c03_a_plan_that_sizes_one_arm_otherwise_is_no_comparison() -> None:
+    plan = CLEAN.run.plan
+    key = CELL.server_key
+    servers = {**plan.servers, key: {**plan.servers[key], "max_sequences": 99}}
+    run = CLEAN.run.model_copy(update={"plan": plan.model_copy(update={"servers": servers})})
+    (fault,) = found(replace(CLEAN, run=run))
+    assert (fault.rule, fault.cell_id) == ("settings_differ", None)
+    assert fault.message.startswith("max_sequences is not planned alike")
