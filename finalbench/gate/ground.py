@@ -13,6 +13,7 @@ from finalbench.provenance import Provenance
 FREE_SETTINGS = frozenset(
     {
         "nonce",
+        "pid",
         "host_launch_us",
         "versions",
         "schema_version",

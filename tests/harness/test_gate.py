@@ -190,6 +190,7 @@ def test_unequal_ground_is_refused_by_name(make: Make, updates: dict[str, Any], 
     "setting",
     [
         {"nonce": "x"},
+        {"pid": 77},
         {"host_launch_us": 9},
         {"versions": {"torch": "3"}},
         {"model": "/m"},
