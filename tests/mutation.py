@@ -3,8 +3,8 @@
     python tests/mutation.py [--sample N] [--module PART] [--jobs N] [--again OUTPUT] [--list]
 
 A part's tests are collected once; each mutant then runs in a fork in which a function's code is
-replaced, tests that noticed most first. What runs at import (constants, defaults, fields) is
-imported anew in a fork of a process that has not seen it. Prints survivors, and a table for
+replaced, tests that noticed most first. What runs at import (constants, defaults, fields), and
+what survived, is imported and tested anew in a fork. Prints survivors, and a table for
 docs/methodology.md; exit 1 when a survivor is not known to be equivalent
 (`tests/mutation_equivalent.txt`).
 """
@@ -440,7 +440,11 @@ def run_all(chosen: dict[str, list[Mutant]], jobs: int) -> Iterator[tuple[str, M
             pytest.main(arguments(part), plugins=[session])
             if session.broken or len(session.results) != len(late):
                 raise SystemExit(f"{part}: its tests fail without any change")
-            yield from ((part, mutant, survived) for mutant, survived in session.results)
+            alive = [mutant for mutant, survived in session.results if survived]
+            yield from ((part, m, False) for m, survived in session.results if not survived)
+            # A function that is only called at import has done its work before it was changed.
+            for mutant, survived, _ in Forks(jobs, TIMEOUT_S).run(alive, run_from_import(part)):
+                yield part, mutant, survived
 
 
 def main() -> int:

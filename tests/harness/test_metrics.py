@@ -768,6 +768,8 @@ def test_token_gaps_need_every_request_to_be_counted() -> None:
     usage = {"token_ids": (), "usage": Usage(prompt=512, completion=9)}
     partly = request(index=1, sizes=[2, 2, 2], **usage)  # 6 told by chunk, 9 in all
     assert timing(partly).events == tuple((at, None) for at, _ in partly.chunks)
+    assert timing(partly).weighed == []
+    assert timing(counted).weighed == list(counted.chunks)
     found = row([counted, partly])
     assert found.latencies["token_gap_s"].mean is None
     assert found.reasons["token_gap_s.mean"] == "tokens per chunk are unknown"

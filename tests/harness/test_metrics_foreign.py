@@ -202,3 +202,11 @@ def test_a_value_is_found_by_its_metric() -> None:
         ),
     )
     assert (found.value("ttft_s"), found.value("e2e_s"), found.value("tpot_s")) == (1.0, 2.0, None)
+
+
+@pytest.mark.parametrize("known", ["output_throughput", "mean_ttft_ms"])
+def test_one_known_field_does_not_make_a_tools_file(tmp_path: Path, known: str) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps({known: 40.0}))
+    with pytest.raises(UsageError, match="no result file of a known tool"):
+        read_foreign(path)
