@@ -47,7 +47,9 @@ def check_gpu(records: RunRecords) -> Iterator[Violation]:
 
 
 def _offset(typical: Mapping[str, float]) -> Iterator[Violation]:
-    low, high = min(typical.values(), default=1.0), max(typical.values(), default=1.0)
+    if not typical:
+        return
+    low, high = min(typical.values()), max(typical.values())
     if high / low - 1 > MAX_CLOCK_OFFSET:
         text = ", ".join(f"{arm} {clock:.0f} MHz" for arm, clock in typical.items())
         yield violation(
@@ -88,12 +90,12 @@ def _others(arm: str, inside: Sequence[TelemetryRecord]) -> Iterator[Violation]:
             samples=len(slowed),
             of=len(inside),
         )
-    most = max(_values(inside, "gpu_processes"), default=0.0)
-    if most > 1:
+    shared = [n for n in _values(inside, "gpu_processes") if n > 1]
+    if shared:
         yield violation(
             "gpu_shared",
-            f"{most:.0f} processes computed on the GPU while {arm} was measured",
-            processes=most,
+            f"{max(shared):.0f} processes computed on the GPU while {arm} was measured",
+            processes=max(shared),
         )
 
 

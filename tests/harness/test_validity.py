@@ -654,9 +654,12 @@ def test_a_second_process_on_the_gpu_is_named() -> None:
 
 def test_why_no_gpu_was_read_is_told() -> None:
     steady = on_gpu(lambda arm, i: 1_980.0)
-    silent = TelemetryRecord(utc="", t_ns=1, values={}, gpu_reason="NVML: no permission")
-    (one, _) = found(replace(steady, telemetry=(silent,)))
-    assert one.message.endswith("30 are needed (NVML: no permission)")
+    early = TelemetryRecord(utc="", t_ns=1, values={})
+    silent = TelemetryRecord(utc="", t_ns=2, values={}, gpu_reason="NVML: no permission")
+    (first, _) = found(replace(steady, telemetry=(early, silent)))
+    assert first.message.endswith("30 are needed (NVML: no permission)")
+    (first, _) = found(replace(steady, telemetry=(early,)))
+    assert first.message.endswith("30 are needed")
 
 
 def warmed(*times_ms: float, rounds: int | None = 12, status: str = "ok") -> RunRecords:
@@ -707,6 +710,24 @@ def test_c09_a_warm_up_by_rule_must_have_ended_steady() -> None:
     assert unsteady_of(warmed(400.0, 200.0, 100.0, rounds=None)) == []
 
 
+def test_servers_are_judged_by_what_they_measured() -> None:
+    steady = warmed(100.0, 100.0, 100.0)
+    # A server that measured without a warm-up is named; one that only warmed up is not.
+    late = {r.server_id for r in steady.requests if r.warmup and r.block == 1}
+    cold = tuple(r for r in steady.requests if not (r.warmup and r.server_id in late))
+    (broken,) = unsteady_of(replace(steady, requests=cold))
+    assert (broken.block, broken.numbers["rounds"]) == (1, 0)
+    lone = [
+        a_request(CELL, index=i, warmup=True, server_id="died", ttft_ms=ms, start_ns=10**9 * i)
+        for i, ms in enumerate((900.0, 50.0), 1)
+    ]
+    assert unsteady_of(replace(steady, requests=(*lone, *steady.requests))) == []
+
+
+def test_a_request_cut_before_its_end_has_no_end_to_order() -> None:
+    assert "time_order" not in rules(one(done_ns=None))
+
+
 def test_rounds_of_many_streams_are_judged_by_their_medians() -> None:
     from finalbench.validity.warmup import rounds
 
@@ -718,6 +739,8 @@ def test_rounds_of_many_streams_are_judged_by_their_medians() -> None:
     firsts, pers = rounds(made, 3)
     assert firsts == [20.0, 25.0]  # the seventh request is no whole round
     assert pers == pytest.approx([5.0, 5.0])
+    single = [a_request(CELL, index=i, start_ns=10**9 * i, sizes=[1]) for i in (1, 2)]
+    assert rounds(single, 1) == ([50.0, 50.0], [0.0, 0.0])
 
 
 def counted(**change: float) -> RunRecords:
