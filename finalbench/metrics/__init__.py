@@ -8,9 +8,10 @@ from finalbench.metrics.distribution import FLOORS, Distribution, distribution
 from finalbench.metrics.latency import tpot_s
 from finalbench.metrics.rates import Rate
 from finalbench.metrics.registry import METRICS, Metric, metric, within_bounds
-from finalbench.metrics.rows import BlockRow, CellRow, Counts, DomainRow, Limits, MetricsTable
+from finalbench.metrics.rows import BlockRow, CellRow, Counts, DomainRow, MetricsTable
 from finalbench.metrics.table import compute, compute_cell, measured
 from finalbench.metrics.timing import NORMAL_FINISHES, Timing, count_tokens, fault, is_valid, timing
+from finalbench.scenario import Limits
 
 __all__ = [
     "FLOORS",

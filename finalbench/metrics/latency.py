@@ -6,8 +6,8 @@ from array import array
 from collections.abc import Sequence
 
 from finalbench.metrics.distribution import Distribution, distribution
-from finalbench.metrics.rows import Limits
 from finalbench.metrics.timing import NS, Timing
+from finalbench.scenario import Limits
 
 
 def latency_table(timings: Sequence[Timing]) -> dict[str, Distribution]:

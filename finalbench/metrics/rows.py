@@ -27,14 +27,6 @@ class Counts(Frozen):
     warmup: int
 
 
-class Limits(Frozen):
-    """What a request must meet to count as good, seconds; null limits nothing."""
-
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    e2e_s: float | None = None
-
-
 class BlockRow(Frozen):
     """One cell in one block, that is in one fresh server process, unless that one died."""
 

@@ -18,11 +18,11 @@ from finalbench.metrics.rates import (
     sources,
     steady_rate,
 )
-from finalbench.metrics.rows import BlockRow, CellRow, Counts, DomainRow, Limits, MetricsTable
+from finalbench.metrics.rows import BlockRow, CellRow, Counts, DomainRow, MetricsTable
 from finalbench.metrics.timing import Timing, is_valid, timing
 from finalbench.plan import Cell
 from finalbench.record import RequestRecord, RunRecords, ServerRecord, Spec
-from finalbench.scenario import ModelSpec
+from finalbench.scenario import Limits, ModelSpec
 from finalbench.stats import mean_interval
 
 
@@ -37,7 +37,8 @@ class _Attempt:
 
 
 def compute(records: RunRecords, *, limits: Limits | None = None) -> MetricsTable:
-    """All rows of a run, in the plan's order."""
+    """All rows of a run, in the plan's order. `limits` in place of those of the scenario."""
+    limits = limits or records.run.scenario.workload.limits
     servers = {s.server_id: s for s in records.servers}
     memory = memory_of(records.run.provenance.hardware, records.servers)
     by_cell: dict[str, list[RequestRecord]] = {}

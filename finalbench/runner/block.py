@@ -119,7 +119,6 @@ class BlockRunner:
 
     def _run_cell(self, block: Block, cell: Cell, server: LiveServer) -> str | None:
         """Warm up, then measure. Returns why the server is of no more use, or None."""
-        workload = self._scenario.workload
         missing = self._ledger.missing(cell, block.index)
         self._interrupts.check()
         self._telemetry.read()
@@ -134,11 +133,7 @@ class BlockRunner:
                 roll=self._roll,
                 server_id=self._server_id(),
                 warmup=warmup,
-                output_len=min(workload.warmup_output_len, cell.output_len)
-                if warmup
-                else cell.output_len,
-                ignore_eos=workload.ignore_eos,
-                warm_rule=workload.warm_rule if warmup else None,
+                workload=self._scenario.workload,
             )
             with self._counting(None if warmup else cell.id):
                 trouble = run_requests(

@@ -11,30 +11,42 @@ from finalbench.arms import ENGINES, arm
 from finalbench.client.http import StreamClient
 from finalbench.client.load import Job, Load, Outcome, run_cell
 from finalbench.client.stream import encode_body
-from finalbench.client.warmup import WarmRule, warm_up
+from finalbench.client.warmup import warm_up
 from finalbench.client.workload import Prompt, request_body
 from finalbench.record import Cell, PromptRecord, RequestRecord, Spec, Usage
 from finalbench.runner.interrupts import Interrupts
 from finalbench.runtime.server import LiveServer
+from finalbench.scenario import Workload
 
 _DEATH_POLLS, _DEATH_POLL_S = 25, 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Where a batch of requests belongs, and how long its outputs are, in tokens.
-
-    With `warm_rule` the prompts are what a warm-up may use, not what it must.
-    """
+    """Where a batch of requests belongs. The prompts of a warm-up by rule are what it may use."""
 
     cell: Cell
     block: int
     roll: int
     server_id: str
     warmup: bool
-    output_len: int
-    ignore_eos: bool
-    warm_rule: WarmRule | None = None
+    workload: Workload
+
+    @property
+    def output_len(self) -> int:
+        """Tokens to ask for."""
+        whole = self.cell.output_len
+        return min(self.workload.warmup_output_len, whole) if self.warmup else whole
+
+    def load(self, timeout_s: float) -> Load:
+        """A warm-up is a closed loop, whatever comes after it."""
+        return Load(
+            mode="closed" if self.warmup else self.workload.arrivals,
+            rate_per_s=self.workload.rate_per_s,
+            seed=int(self.cell.pair_key, 16),  # the same arrivals in every arm and block
+            concurrency=self.cell.concurrency,
+            request_timeout_s=timeout_s,
+        )
 
 
 def request_seed(prompt: PromptRecord) -> int:
@@ -99,10 +111,11 @@ async def _run(
             trouble.append("")  # perhaps its end, perhaps a fault of this request alone
 
     jobs = [Job(i, _body(attempt, server, prompt)) for i, prompt in enumerate(prompts)]
-    load = Load(concurrency=attempt.cell.concurrency, request_timeout_s=timeout_s)
+    load = attempt.load(timeout_s)
     with interrupts.diverted(interrupted):
         async with StreamClient() as client:
-            url, rule = server.base_url, attempt.warm_rule
+            url = server.base_url
+            rule = attempt.workload.warm_rule if attempt.warmup else None
             if rule is None:
                 await run_cell(client, url, jobs, load, on_outcome=ended, stop=stop)
             else:
@@ -119,7 +132,7 @@ def _body(attempt: Attempt, server: LiveServer, prompt: PromptRecord) -> bytes:
         sampling=attempt.cell.sampling,
         draft=attempt.cell.draft,
         seed=request_seed(prompt),
-        ignore_eos=attempt.ignore_eos,
+        ignore_eos=attempt.workload.ignore_eos,
     )
     return encode_body(ENGINES[arm(attempt.cell.arm).engine].body(body))
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from finalbench.scenario.base import Frozen, digest
 from finalbench.scenario.models import (
     DTYPE_BYTES,
     Axes,
     DraftSetting,
     Estimate,
-    Frozen,
     Hardware,
     Measure,
     ModelFacts,
@@ -16,8 +16,6 @@ from finalbench.scenario.models import (
     Sampling,
     Scenario,
     Serving,
-    Workload,
-    digest,
 )
 from finalbench.scenario.source import (
     Override,
@@ -26,6 +24,7 @@ from finalbench.scenario.source import (
     parse_override,
     scenario_files,
 )
+from finalbench.scenario.workload import Limits, Workload
 
 __all__ = [
     "DTYPE_BYTES",
@@ -34,6 +33,7 @@ __all__ = [
     "Estimate",
     "Frozen",
     "Hardware",
+    "Limits",
     "Measure",
     "ModelFacts",
     "ModelSpec",

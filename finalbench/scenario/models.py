@@ -6,31 +6,15 @@ the line and the nearest key, are in `scenario.source`.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from finalbench.stats.steady import WarmRule
+from finalbench.scenario.base import Frozen, Name, PositiveInt, digest
+from finalbench.scenario.workload import Workload
 
 # Q4_1: blocks of 32 weights at 4 bits, with a scale and a minimum of 2 bytes each.
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1, "q4_1": 0.625}
-
-PositiveInt = Annotated[int, Field(gt=0)]
-Name = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-
-
-class Frozen(BaseModel):
-    """Base of everything that crosses a border: immutable, and an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-def digest(value: object) -> str:
-    """sha256 in hex of a value's canonical JSON."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class Sampling(Frozen):
@@ -130,33 +114,6 @@ class Hardware(Frozen):
     disk_gb: Annotated[float, Field(ge=0)] = 0.0
 
 
-class Workload(Frozen):
-    """What is asked. Lengths are tokens, counts are requests of one cell in one block."""
-
-    text_class: Literal["natural", "random"] = "natural"
-    domains: tuple[str, ...] = ()
-    requests: PositiveInt
-    warmup_requests: Annotated[int, Field(ge=0)] = 1
-    warmup_output_len: PositiveInt = 16
-    # Rounds of `concurrency` requests until times are steady, at most so many; null: exactly
-    # `warmup_requests` requests. Without warm-up requests there are no rounds either.
-    warmup_rounds: Annotated[int, Field(ge=3, le=100)] | None = None
-    ignore_eos: bool = True
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
-
-    @property
-    def warm_rule(self) -> WarmRule | None:
-        """None: a fixed number of warm-up requests, perhaps none."""
-        if self.warmup_rounds is None or not self.warmup_requests:
-            return None
-        return WarmRule(max_rounds=self.warmup_rounds)
-
-    def identity(self) -> dict[str, Any]:
-        """What makes two workloads the same; a rule that is not set takes no part."""
-        found = self.model_dump(mode="json")
-        return {k: v for k, v in found.items() if k != "warmup_rounds" or v is not None}
-
-
 class Point(Frozen):
     """One coordinate in the grid, by the names used in `axes`."""
 
@@ -225,7 +182,7 @@ class Scenario(Frozen):
     base: Point
     workload: Workload
     measure: Measure = Measure()
-    estimates: dict[Name, Estimate] = {}
+    estimates: dict[Name, Estimate] = Field(default_factory=dict)
 
     def hash(self) -> str:
         """Identity of what is measured: sha256 over all but estimates, prose and places."""

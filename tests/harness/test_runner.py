@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -159,6 +160,63 @@ def test_no_warm_up_means_none(tmp_path: Path) -> None:
     records = load_run(execute(wanted, options(tmp_path), Silent()).path)
     assert not any(r.warmup for r in records.requests)
     assert not any(v.rule == "warm_up_unsteady" for v in derive(records).violations)
+
+
+OPEN = ("workload.requests=12", "workload.warmup_requests=0", "serving.max_sequences=4")
+
+
+def open_loop(*overrides: str) -> Scenario:
+    return small(
+        *OPEN,
+        "arms=[vk]",
+        "baseline=null",
+        "axes.draft=[none]",
+        "axes.concurrency=[4]",
+        "base={seq_len: 32, output_len: 8, sampling: greedy, draft: none, concurrency: 4}",
+        *overrides,
+    )
+
+
+def test_a_constant_rate_is_kept_whatever_the_server_does(tmp_path: Path) -> None:
+    """L01: a server slower than its arrivals is late against the schedule, not quicker."""
+    wanted = open_loop(
+        "workload.arrivals=constant",
+        "workload.rate_per_s=40",
+        "workload.limits={ttft_s: 0.2, e2e_s: 60.0}",
+    )
+    slow = "ok,step_ms=25,prefill_ms=25"  # 0.2 s a request: four streams end 20 a second
+    outcome = execute(wanted, options(tmp_path, f"vk:{slow}"), Silent())
+    records = load_run(outcome.path)
+    measured = sorted((r for r in records.requests if not r.warmup), key=lambda r: r.scheduled_ns)
+    gaps = [b.scheduled_ns - a.scheduled_ns for a, b in pairwise(measured)]
+    assert set(gaps) == {25_000_000}
+    assert measured[-1].sent_ns - measured[-1].scheduled_ns > 100_000_000
+    (row,) = derive(records).metrics.cells
+    assert row.latencies["ttft_scheduled_s"].mean > row.latencies["ttft_s"].mean
+    # Goodput: of those scheduled, the ones whose first token came in time by the schedule.
+    met = [r for r in measured if r.chunks[0][0] - r.scheduled_ns <= 200_000_000]
+    assert 0 < len(met) < len(measured)
+    assert row.goodput_share == len(met) / len(measured)
+
+
+def test_poisson_arrivals_are_the_same_in_every_arm_and_block(tmp_path: Path) -> None:
+    wanted = open_loop(
+        "arms=[vk, stock]",
+        "measure.blocks=2",
+        "workload.arrivals=poisson",
+        "workload.rate_per_s=200",
+    )
+    records = load_run(execute(wanted, options(tmp_path), Silent()).path)
+    offsets = set()
+    for arm in ("vk", "stock"):
+        for block in (0, 1):
+            times = sorted(
+                r.scheduled_ns for r in records.requests if (r.arm, r.block) == (arm, block)
+            )
+            offsets.add(tuple(t - times[0] for t in times))
+    (only,) = offsets
+    assert len(only) == 12
+    assert len({b - a for a, b in pairwise(only)}) > 6
 
 
 def test_sampled_outputs_are_not_scored(tmp_path: Path) -> None:

@@ -186,3 +186,33 @@ def test_hash_is_identity_of_what_is_measured() -> None:
 def test_json_round_trip() -> None:
     scenario = load_scenario("qwen35-35b-a3b")
     assert Scenario.model_validate_json(scenario.model_dump_json()) == scenario
+
+
+def test_what_came_later_changes_no_identity_until_it_is_set() -> None:
+    def scenario(*overrides: str) -> Scenario:
+        return load_scenario("vk-tiny", [parse_override(text) for text in overrides])
+
+    plain = scenario("workload.warmup_rounds=null")
+    assert plain.workload.identity().keys() == {
+        "text_class",
+        "domains",
+        "requests",
+        "warmup_requests",
+        "warmup_output_len",
+        "ignore_eos",
+        "seed",
+    }
+    changes = (
+        "workload.warmup_rounds=5",
+        "workload.limits={ttft_s: 1.0}",
+        "workload={arrivals: poisson, rate_per_s: 3, requests: 4}",
+    )
+    hashes = {plain.hash(), *(scenario(text).hash() for text in changes)}
+    assert len(hashes) == 4
+    assert scenario("workload.warmup_rounds=null", "workload.limits=null").hash() == plain.hash()
+
+
+@pytest.mark.parametrize("fields", ["arrivals=poisson", "rate_per_s=5"])
+def test_an_open_loop_needs_its_rate_and_a_closed_one_has_none(fields: str) -> None:
+    with pytest.raises(UsageError, match="rate_per_s"):
+        load_scenario("vk-tiny", [parse_override(f"workload.{fields}")])
