@@ -29,7 +29,7 @@ LAYER = {
     "gate": 10,
     "hub": 10,
 }
-FREE = {"errors", "stats", "provenance", "scenarios"}
+FREE = {"errors", "stats", "provenance", "scenarios", "containers"}
 TOP = {"cli", "__main__", "runner"}
 HARNESS_FORBIDDEN = {"torch", "triton", "transformers", "vkengine"}
 ENGINE_FORBIDDEN = {"finalbench", "docker", "pandas", "huggingface_hub"}

@@ -12,7 +12,13 @@ from typing import Any
 
 from docker import DockerClient
 
-from finalbench.arms import Settings, bare_command, model_argument, serve_command
+from finalbench.arms import (
+    Settings,
+    bare_command,
+    engine_of,
+    model_argument,
+    serve_command,
+)
 from finalbench.errors import EnvironmentMissing
 from finalbench.runtime import container_gpu
 from finalbench.runtime.container_engine import (
@@ -31,9 +37,17 @@ from finalbench.runtime.container_images import (
     local_image,
     reason_of,
 )
-from finalbench.runtime.container_launch import HOST, INSIDE_PORT, Launch, inside_path, launch
+from finalbench.runtime.container_launch import (
+    HOST,
+    INSIDE_PORT,
+    Launch,
+    inside_path,
+    launch,
+    shown_path,
+)
 from finalbench.runtime.container_server import ContainerServer
 from finalbench.runtime.process import choose_port, last_lines
+from finalbench.runtime.readback import ReadBack
 from finalbench.runtime.ready import ServerFailed, check_settings, wait_ready
 from finalbench.runtime.server import (
     PORT_TAKEN,
@@ -41,6 +55,7 @@ from finalbench.runtime.server import (
     LiveServer,
     ServerStartFailed,
     Wanted,
+    served_name,
     server_environment,
 )
 
@@ -137,16 +152,22 @@ class ContainerRuntime:
         nonce = secrets.token_hex(8)
         host, inside = (HOST, port) if spec.network == "host" else ("0.0.0.0", INSIDE_PORT)
         command = serve_command(
-            list(spec.entry), settings | {"path": inside_path(settings)}, host=host, port=inside
+            list(spec.entry),
+            settings | {"path": inside_path(settings)},
+            host=host,
+            port=inside,
+            name=served_name(settings, nonce),
         )
         base_url = f"http://{HOST}:{port}"
         begun = time.monotonic()
-        server = self._launch(
-            command, server_environment({}, settings, nonce), settings, wanted, port
-        )
+        environment = server_environment({}, settings, nonce)
+        read = ReadBack(settings, wanted.log, environment | spec.environment)
+        server = self._launch(command, environment, settings, wanted, port)
         try:
             proof = container_gpu.prove(server.container, self._uuids(settings))
-            read_back = wait_ready(base_url, timeout_s=wanted.timeout_s, dead=server.death)
+            read_back = wait_ready(
+                base_url, timeout_s=wanted.timeout_s, dead=server.death, read=read
+            )
             check_settings(read_back, settings, nonce=nonce)
             _check_model(read_back, settings)
             if (reason := server.death()) is not None:
@@ -175,6 +196,7 @@ class ContainerRuntime:
             log=wanted.log,
             image_digest=self.images[wanted.arm].digest,
             gpu_proof=proof,
+            reread=read,
         )
 
     def _launch(
@@ -197,7 +219,7 @@ class ContainerRuntime:
                 run_id=wanted.run_id,
                 command=command,
                 environment=environment,
-                checkpoint=inside_path(settings),
+                checkpoint=shown_path(settings),
                 uuids=self._uuids(settings),
                 port=port,
             ),
@@ -211,6 +233,8 @@ class ContainerRuntime:
 
 
 def _check_model(read_back: Mapping[str, Any], settings: Settings) -> None:
+    if engine_of(settings).name != "vk":
+        return  # it serves under a name of ours, which the nonce has proven
     wanted = Path(model_argument(settings)).name
     ids = [str(read_back.get("model")), *map(str, read_back.get("model_ids") or [])]
     if wanted not in (Path(i).name for i in ids):

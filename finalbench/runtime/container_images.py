@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +17,6 @@ from docker.errors import APIError, DockerException, ImageNotFound
 from docker.models.images import Image
 from pydantic import Field, ValidationError
 
-import finalbench
 from finalbench.errors import EnvironmentMissing, UsageError
 from finalbench.scenario import Frozen
 
@@ -29,6 +29,7 @@ class ImageRef(Frozen):
 
     image: str
     digest: Digest | None = None
+    note: str | None = None
 
     def pinned(self) -> str:
         """`name@sha256:...`. Errors: `UsageError` when no digest is known."""
@@ -42,10 +43,11 @@ class ImageRef(Frozen):
 
 
 class ServerImage(ImageRef):
-    """The image of our own servers: which arms it serves, and how a container of it is run.
+    """The image of a server: which arms it serves, and how a container of it is run.
 
-    `entry` is what runs `vk` inside. `mounts` are host folders shown read-only at the same path,
-    `memory` is a limit such as `8g` (swap included).
+    `entry` is what runs `vk` inside, or another project's server. `mounts` are host folders shown
+    read-only at the same path, `memory` is a limit such as `8g` (swap included), `shm` the size of
+    shared memory.
     """
 
     dockerfile: str | None = None
@@ -54,6 +56,7 @@ class ServerImage(ImageRef):
     environment: dict[str, str] = Field(default_factory=dict)
     mounts: tuple[str, ...] = ()
     memory: Annotated[str, Field(pattern=r"^[0-9]+[kmgKMG]?$")] | None = None
+    shm: Annotated[str, Field(pattern=r"^[0-9]+[kmgKMG]?$")] = "1g"
     network: Literal["host", "bridge"] = "host"
 
 
@@ -65,19 +68,6 @@ class ModelImage(Frozen):
     draft: str = "none"
 
 
-class PeerImage(ImageRef):
-    """Somebody else's server: its official image and the arguments of its server.
-
-    `{model}`, `{port}` and `{revision}` are filled in. `differs` is told beside its numbers.
-    """
-
-    command: tuple[str, ...]
-    environment: dict[str, str] = Field(default_factory=dict)
-    port: int = 8000
-    health: str = "/health"
-    differs: tuple[str, ...] = ()
-
-
 class Catalogue(Frozen):
     """`images.yaml`, validated."""
 
@@ -85,27 +75,27 @@ class Catalogue(Frozen):
     base: ImageRef
     servers: dict[str, ServerImage]
     models: dict[str, ModelImage] = Field(default_factory=dict)
-    peers: dict[str, PeerImage] = Field(default_factory=dict)
+    peers: dict[str, ServerImage] = Field(default_factory=dict)
 
     def server(self, arm: str) -> ServerImage:
         """The image of an arm. Errors: `UsageError` that lists the arms there are."""
-        for spec in self.servers.values():
+        every = (*self.servers.values(), *self.peers.values())
+        for spec in every:
             if arm in spec.arms:
                 return spec
-        known = sorted({name for spec in self.servers.values() for name in spec.arms})
+        known = sorted({name for spec in every for name in spec.arms})
         raise UsageError(f"no image for arm {arm!r}; images.yaml has {', '.join(known)}")
 
 
 def catalogue_file(environment: Mapping[str, str]) -> Path:
-    """The file named by FINALBENCH_IMAGES, else the checkout's. Errors: `EnvironmentMissing`."""
+    """The file named by FINALBENCH_IMAGES, else the shipped one. Errors: `EnvironmentMissing`."""
     if given := environment.get(IMAGES_VARIABLE):
         path = Path(given)
     else:
-        path = Path(finalbench.__file__).parent.parent / "containers" / "images.yaml"
+        path = Path(str(resources.files("finalbench.containers"))) / "images.yaml"
     if not path.is_file():
         raise EnvironmentMissing(
-            f"no list of images at {path}",
-            hint=f"name one in {IMAGES_VARIABLE}, or run from a checkout",
+            f"no list of images at {path}", hint=f"name another in {IMAGES_VARIABLE}, or unset it"
         )
     return path
 

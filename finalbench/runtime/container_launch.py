@@ -18,7 +18,7 @@ from docker.errors import APIError
 from docker.models.containers import Container
 from docker.types import Mount
 
-from finalbench.arms import Settings
+from finalbench.arms import Settings, engine_of, model_folder
 from finalbench.errors import EnvironmentMissing
 from finalbench.runtime.container_engine import ENGINE_ERRORS, owner_labels, remove
 from finalbench.runtime.container_gpu import device_requests
@@ -71,7 +71,7 @@ def launch(client: DockerClient, what: Launch) -> Container:
             cap_drop=["ALL"],
             security_opt=["no-new-privileges"],
             pids_limit=_PIDS,
-            shm_size="1g",
+            shm_size=what.spec.shm,
             # We probe by ourselves; a check inside would take time from what is measured.
             healthcheck={"test": ["NONE"]},
             **_varying(what),
@@ -88,8 +88,16 @@ def launch(client: DockerClient, what: Launch) -> Container:
 
 
 def inside_path(settings: Settings) -> str | None:
-    """The checkpoint's folder, which has the same path inside as outside."""
+    """The checkpoint, which has the same path inside as outside."""
     return None if settings.get("path") is None else str(Path(str(settings["path"])).absolute())
+
+
+def shown_path(settings: Settings) -> str | None:
+    """What must be shown inside: the checkpoint, or the shape's folder where a server reads one."""
+    folder = model_folder(settings) if engine_of(settings).name != "vk" else None
+    if folder is not None and Path(folder).exists():
+        return str(Path(folder).absolute())
+    return inside_path(settings)
 
 
 def _varying(what: Launch) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Shipped as package data: images.yaml."""
