@@ -126,8 +126,23 @@ def doctor(
         list[int] | None,
         typer.Option(help="Streams the client is timed at; default 1, 64 and 1024."),
     ] = None,
+    toy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BEHAVIOUR", help="Serve the toy server instead: `ok`, or a fault by name."
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(help="The toy's port; 0 takes a free one.")] = 0,
 ) -> None:
-    """Check this machine: engine, GPU, containers, disk, ports, the client's own speed."""
+    """Check this machine: engine, GPU, containers, disk, ports, the client's own speed.
+
+    With --toy, serve a toy OpenAI server that misbehaves as told (`cut_stream`, or
+    `ok,step_ms=20,usage=absent`) until interrupted, to see what a client makes of it.
+    """
+    if toy is not None:
+        from finalbench.testing.toy import main as serve_toy
+
+        raise typer.Exit(serve_toy(["--behaviour", toy, "--port", str(port)]))
     from finalbench.cli.doctor import CLIENT_STREAMS, check_machine
 
     checks = check_machine(environment(), results_dir, streams=tuple(streams or CLIENT_STREAMS))

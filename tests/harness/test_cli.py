@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import httpx2
 import psutil
 import pytest
 
@@ -259,6 +260,26 @@ def test_doctor_says_where_the_client_is_below_what_it_should_take(
     assert found.numbers is not None and found.numbers["chunks_per_s"] == rate
     assert ("a quiet machine of two cores" in found.text) is (status == "warn")
     assert "drains in 3.0 ms" in found.text
+
+
+def test_doctor_serves_the_toy_with_a_fault_of_choice() -> None:
+    command = [sys.executable, "-m", "finalbench", "doctor", "--toy=ok,default_top_k=7"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        port = json.loads(process.stdout.readline())["port"]
+        settings = httpx2.get(f"http://127.0.0.1:{port}/v1/settings", trust_env=False).json()
+        assert settings["sampler_defaults"]["top_k"] == 7
+    finally:
+        process.terminate()
+        process.wait(10)
+        process.stdout.close()
+
+
+def test_an_unknown_behaviour_of_the_toy_is_exit_2(call: Call) -> None:
+    ended = call("doctor", "--toy=nonsense")
+    assert ended.code == 2
+    assert "nonsense" in ended.err
 
 
 def test_doctor_without_the_engine_is_exit_3(
