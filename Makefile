@@ -24,8 +24,7 @@ demo: $(STAMP)  ## Run the main job on this CPU: VK against stock on the small m
 
 .PHONY: test
 test: $(STAMP)  ## Run the fast tests (under 2 minutes)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/ops
-	$(BIN)/python -m pytest tests/ops  # Triton's interpreter is chosen before anything imports Triton
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 .PHONY: test-slow
 test-slow: $(STAMP)  ## Run the slow tests: containers, browser, whole runs

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import sys
+import pytest
 
-if "triton" not in sys.modules:
-    os.environ["TRITON_INTERPRET"] = "1"
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that a test imports late are defined for the interpreter too."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
