@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from finalbench.__main__ import main
+from finalbench.bundle import verify
 from finalbench.cli.doctor import _client
 from finalbench.client.ceiling import Ceiling
 from finalbench.errors import EnvironmentMissing
@@ -358,6 +359,47 @@ def test_a_killed_harness_leaves_no_server_and_a_resumable_run(tmp_path: Path) -
     assert json.loads(out)["run"] == run.parent.name, err
     rolls = load_run(run.parent).run.rolls
     assert [roll.status for roll in rolls] == ["cancelled", "complete"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [1, 4, 7, 10])
+def test_kill_9_at_any_moment_costs_what_was_in_flight(tmp_path: Path, after: int) -> None:
+    """Killed when so many requests are on disk, wherever that falls; the rest is run, no more."""
+    process = cli(tmp_path, behaviours="vk:ok,step_ms=5;stock:ok,step_ms=5")
+    deadline = time.monotonic() + 60
+    journal: list[Path] = []
+    while time.monotonic() < deadline and process.poll() is None:
+        journal = list(tmp_path.glob("*/requests.jsonl.zst"))
+        if journal and len(load_run(journal[0].parent).requests) >= after:
+            break
+        time.sleep(0.003)
+    process.kill()
+    process.communicate(timeout=30)
+    run = journal[0].parent
+    before = load_run(run)
+    kept = {r.request_id for r in before.requests}
+    assert len(kept) >= after
+    out, err = cli(tmp_path, "--json").communicate(timeout=120)
+    assert json.loads(out)["run"] == run.name, err
+    records = load_run(run)
+    assert records.run.plan.hash == before.run.plan.hash
+    assert [roll.status for roll in records.run.rolls] == ["cancelled", "complete"]
+    # What was on disk stays, and every planned request was measured exactly once.
+    assert kept <= {r.request_id for r in records.requests}
+    plan = records.run.plan
+    wanted = {
+        (cell.id, block.index, index)
+        for cell in plan.cells
+        for block in plan.blocks
+        for index in range(cell.requests)
+    }
+    good = [
+        (r.cell_id, r.block, r.prompt_index)
+        for r in records.requests
+        if not r.warmup and r.status == "ok"
+    ]
+    assert len(good) == len(wanted) and set(good) == wanted
+    assert verify(run).ok
 
 
 def test_clean_ends_orphans_and_deletes_unfinished_runs(call: Call, tmp_path: Path) -> None:
