@@ -176,10 +176,18 @@ def _environment(environment: dict[str, str]) -> dict[str, str]:
 
 
 def _git(folder: Path) -> tuple[str | None, bool | None]:
-    commit = _output(["git", "-C", str(folder), "rev-parse", "HEAD"])
+    """Commit of the repository that tracks this very code, and whether tracked files differ.
+
+    Null for an installed copy, also where its environment lies inside some other repository. The
+    owner of the checkout does not matter: a container's root reads the folder of a user.
+    """
+    git = ["git", "-c", "safe.directory=*", "-C", str(folder)]
+    if _output([*git, "ls-files", "--error-unmatch", Path(__file__).name]) is None:
+        return None, None
+    commit = _output([*git, "rev-parse", "HEAD"])
     if not commit:
         return None, None
-    status = _output(["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no"])
+    status = _output([*git, "status", "--porcelain", "--untracked-files=no"])
     return commit, bool(status) if status is not None else None
 
 
