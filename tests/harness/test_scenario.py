@@ -127,7 +127,7 @@ def write_variant(folder: Path, old: str, new: str) -> str:
     ("old", "new", "expected"),
     [
         ("  seq_len: [128", "  seq_lens: [128", "mine.yaml:LINE: axes.seq_lens: unknown key"),
-        ("  requests: 4", "  requests: 4\n  requests: 7", "'requests' is given twice"),
+        ("  requests: 6", "  requests: 6\n  requests: 7", "'requests' is given twice"),
         ("  ignore_eos: true", "  ignore_eos: no", "ignore_eos: input should be a valid boolean"),
         ("schema_version: 1", "schema_version: 2", "mine.yaml:LINE: schema_version"),
         ("axes:", "axes: [", "mine.yaml:"),
