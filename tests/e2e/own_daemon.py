@@ -69,11 +69,7 @@ def running_daemon(*flags: str) -> Iterator[Daemon]:
                 container.remove(force=True, v=True)
         client.close()
     finally:
-        _end(process, root)
-        for line in Path("/proc/self/mounts").read_text().splitlines():
-            if (place := line.split()[1]).startswith(f"{root}/"):
-                subprocess.run(["umount", "-l", place], check=False)
-        shutil.rmtree(root, ignore_errors=True)
+        end_daemon(process, root)
 
 
 def environment_for(url: str, images: Path) -> dict[str, str]:
@@ -120,6 +116,12 @@ def _answering(url: str, process: subprocess.Popen[bytes], log: Path) -> DockerC
 
 
 def _import_image(client: DockerClient) -> None:
+    repository, _, tag = IMAGE.rpartition(":")
+    client.api.import_image_from_data(empty_image(), repository=repository, tag=tag)
+
+
+def empty_image() -> bytes:
+    """Folders to mount into, and the links that a merged /usr has."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as tar:
         for name in FOLDERS:
@@ -131,11 +133,11 @@ def _import_image(client: DockerClient) -> None:
             link = tarfile.TarInfo(name)
             link.type, link.linkname = tarfile.SYMTYPE, target
             tar.addfile(link)
-    repository, _, tag = IMAGE.rpartition(":")
-    client.api.import_image_from_data(data.getvalue(), repository=repository, tag=tag)
+    return data.getvalue()
 
 
-def _end(process: subprocess.Popen[bytes], root: Path) -> None:
+def end_daemon(process: subprocess.Popen[bytes], root: Path) -> None:
+    """End it and what it started, unmount what it left, delete its folder."""
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(30)
@@ -147,3 +149,7 @@ def _end(process: subprocess.Popen[bytes], root: Path) -> None:
         if any(str(root) in word for word in child.info["cmdline"] or []):
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        if (place := line.split()[1]).startswith(f"{root}/"):
+            subprocess.run(["umount", "-l", place], check=False)
+    shutil.rmtree(root, ignore_errors=True)

@@ -5,21 +5,24 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 
 import pytest
 from docker.errors import NotFound
 from own_daemon import IMAGE, TOY_VK, Daemon, environment_for, images_file
 
-from finalbench.arms import Settings, server_settings
+from finalbench.arms import Settings, serve_command, server_settings
 from finalbench.errors import EnvironmentMissing, UsageError
 from finalbench.runtime.container import ContainerRuntime
 from finalbench.runtime.container_engine import OWNER_LABEL, RUN_LABEL
-from finalbench.runtime.server import LiveServer, ServerStartFailed, Wanted
+from finalbench.runtime.process import choose_port
+from finalbench.runtime.server import LiveServer, ServerStartFailed, Wanted, start_server
 from finalbench.scenario import load_scenario, parse_override
 
 pytestmark = pytest.mark.container
@@ -236,6 +239,45 @@ def test_starting_in_a_container_costs_little(engine: Daemon, tmp_path: Path) ->
     begun = time.monotonic()
     server.stop()
     assert time.monotonic() - begun < 5  # a SIGTERM that reaches the server, not the grace
+
+
+def test_the_runtime_adds_less_than_a_second_to_a_start(engine: Daemon, tmp_path: Path) -> None:
+    """Against the bare command, polled just as often: process and container, medians of five."""
+    runtime = toy_runtime(engine, tmp_path)
+    runtime.prepare(["vk"], lambda line: None)
+    environment = os.environ | {"FINALBENCH_VK": " ".join(TOY_VK), "TOY": "fast"}
+    seconds: dict[str, list[float]] = {"bare": [], "process": [], "container": []}
+    for index in range(5):
+        seconds["bare"].append(bare_start(environment))
+        log = tmp_path / f"{index}.log"
+        ours = start_server(settings(), log=log, timeout_s=60, environment=environment)
+        ours.stop()
+        seconds["process"].append(ours.start_seconds or 0.0)
+        server = runtime.start(settings(), wanted(tmp_path, timeout_s=60))
+        server.stop()
+        seconds["container"].append(server.start_seconds or 0.0)
+    middle = {name: median(values) for name, values in seconds.items()}
+    shown = ", ".join(f"{name} {value:.2f} s" for name, value in middle.items())
+    assert middle["bare"] > 0, shown
+    assert middle["process"] - middle["bare"] < 1.0, shown
+    assert middle["container"] - middle["bare"] < 1.0, shown
+
+
+def bare_start(environment: Mapping[str, str]) -> float:
+    """Seconds from a plain child process to its first good answer."""
+    port = choose_port()
+    command = serve_command(TOY_VK, settings(), host="127.0.0.1", port=port)
+    begun = time.monotonic()
+    with subprocess.Popen(command, env=dict(environment), stdout=subprocess.DEVNULL) as process:
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+                break
+            except OSError:
+                time.sleep(0.05)
+        taken = time.monotonic() - begun
+        process.terminate()
+    return taken
 
 
 def complete(server: LiveServer) -> Mapping[str, Mapping[str, int]]:
