@@ -20,6 +20,7 @@ from torch import Tensor
 from .checkpoint import CheckpointError
 from .config import ModelConfig
 from .engine import Engine
+from .gpu_prefill import Prefill
 from .graph import WIDTH, Feed, Lanes, Round
 from .models.layout import ModelWeights
 from .ops.sample import process, row_key
@@ -60,6 +61,7 @@ class GpuEngine(Engine):
         self.views: dict[int, Lanes] = {}
         self.rounds: dict[tuple[int, int, bool, int | None], Round] = {}
         self.feed = Feed.make(model.weights, model.state, model.ws)
+        self.prefill = Prefill(model.weights, model.state, model.ws)
         self.lane: list[Sequence] = []
         self.flights: list[Flight] = []
         self.limits: dict[str, int] = {}  # drafts that wait on the device, by request
@@ -72,6 +74,7 @@ class GpuEngine(Engine):
         for k in capture:
             self._round(1, k, k > 0, HEAD_ROWS).capture()
         self.feed.capture()
+        self.prefill.warm()
         if capture:
             self.launch_us = self._measure_launch(capture[0])
 
@@ -161,7 +164,7 @@ class GpuEngine(Engine):
         if s.prompt_logprobs is not None:
             self._score_prompt(s, padded)
         else:
-            self.feed.prompt(s.slot, padded, 0, n - 1)
+            self.prefill.prompt(s.slot, padded, 0, n - 1)
         s.position = n - 1
         stop_ids = s.sampler.processors.banned_ids
         banned = tuple(stop_ids.tolist()) if stop_ids is not None else ()
