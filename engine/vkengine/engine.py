@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -137,6 +138,13 @@ class Engine:
 
     def has_work(self) -> bool:
         return bool(self._running)
+
+    def progress(self, request_id: str) -> RequestStats | None:
+        """A running request's figures up to the last step; None once it is gone."""
+        if (s := self._running.get(request_id)) is None:
+            return None
+        per_pos = list(s.stats.accepted_per_pos)
+        return replace(s.stats, completion_tokens=len(s.output), accepted_per_pos=per_pos)
 
     @torch.inference_mode()
     def step(self) -> list[Output]:

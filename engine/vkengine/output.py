@@ -43,5 +43,5 @@ class Output:
     finish_reason: str | None = None  # stop, length, abort, error
     stop_reason: int | str | None = None
     error: str | None = None
-    stats: RequestStats | None = None  # with the finish reason
+    stats: RequestStats | None = None  # with the finish reason; so far, if asked for
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # on the first output

@@ -95,6 +95,9 @@ class StockEngine:
     def has_work(self) -> bool:
         return bool(self._jobs)
 
+    def progress(self, _request_id: str) -> None:
+        """Nothing drafts here."""
+
     def step(self) -> list[Output]:
         if not self._jobs:
             return []

@@ -61,6 +61,10 @@ class FakeEngine:
     def has_work(self) -> bool:
         return bool(self.requests)
 
+    def progress(self, request_id: str) -> RequestStats | None:
+        request = self.requests[request_id]
+        return RequestStats(len(request.prompt), len(request.tokens))
+
     def token(self, request: FakeRequest) -> int:
         position = len(request.tokens)
         if self.script is not None:

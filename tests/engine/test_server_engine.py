@@ -104,6 +104,14 @@ def test_stop_string_inside_a_round_e56(server: Running) -> None:
     assert (cut["finish_reason"], cut["stop_reason"]) == ("stop", stop)
     assert cut["text"] == whole["text"][: whole["text"].index(stop)]
     assert cut["token_ids"] == whole["token_ids"][: len(cut["token_ids"])]
+    reply = server.complete(
+        prompt=PROMPT, **body, stop=stop, stream=True, stream_options={"include_usage": True}
+    )
+    spec = reply.events[-1]["metrics"]["speculative_decoding"]
+    # The same rounds as without the stop string, up to the one that it cut.
+    assert spec["num_drafts"] == len(reply.chunks) - 1 > 0
+    assert spec["num_accepted_tokens"] == sum(spec["num_accepted_tokens_per_pos"])
+    assert 1 + spec["num_drafts"] + spec["num_accepted_tokens"] >= len(cut["token_ids"])
     wait_until(server.idle)
     turn = PROMPT + cut["text"] + "x = 1\n"
     warm = _choice(server, **body, prompt=turn)

@@ -39,6 +39,7 @@ class Job:
     prompt: list[int]
     params: SamplingParams
     sink: Sink
+    may_be_cut: bool = False  # a stop string can end it where the engine sees no end
     queued_s: float = field(default_factory=time.monotonic)
     admitted_s: float | None = None
 
@@ -183,6 +184,8 @@ class Driver:
         for output in outputs:
             if output.finish_reason is not None:
                 self._running.pop(output.request_id, None)
+            elif self._running[output.request_id].may_be_cut:
+                output.stats = self.engine.progress(output.request_id)
         if outputs:
             self._post(self._deliver, outputs, now_s)
 

@@ -152,7 +152,7 @@ class Generation:
         )
         if tokenizer is not None:
             choice.detokenizer = tokenizer.detokenizer(skip_special_tokens=skip_special_tokens)
-        choice.job = Job(choice.request_id, prompt, params, choice)
+        choice.job = Job(choice.request_id, prompt, params, choice, may_be_cut=bool(stops))
         self.choices.append(choice)
 
     def start(self) -> None:

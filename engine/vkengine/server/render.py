@@ -152,7 +152,7 @@ class Renderer:
         }
 
     def metrics(self) -> dict[str, Any]:
-        """Drafting figures, summed over choices; a choice cut by a stop string has none."""
+        """Drafting figures, summed over choices; cut by a stop string: up to the step it is in."""
         stats = [choice.stats for choice in self.generation.choices if choice.stats is not None]
         depth = max((len(s.accepted_per_pos) for s in stats), default=0)
         per_position = [
