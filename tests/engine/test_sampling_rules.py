@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import pytest
 import torch
@@ -103,10 +104,7 @@ def test_e32_e33_e34_distribution_of_200000_draws(name: str) -> None:
     sampler = Sampler(params, make_processors(params, [1], [], V), 77, V)
     scores = process(logits[None], sampler.processors, 0, [])[0]
     draws = 200_000
-    # The keyed noise of many positions at once: the same words, keys as tensors.
-    keys = torch.tensor([row_key(77, 0, p) for p in range(draws)], dtype=torch.int64)
-    ids = torch.arange(V, dtype=torch.int32)
-    noise = _noise(keys, ids)
+    noise = _noise_of_positions(77, draws)
     assert torch.allclose(noise[123], sampler.noise_at(123))
     tokens = (scores + noise).argmax(-1)
     counts = torch.bincount(tokens, minlength=V).tolist()
@@ -116,6 +114,13 @@ def test_e32_e33_e34_distribution_of_200000_draws(name: str) -> None:
     scale = sum(c for c, _ in seen) / sum(e for _, e in seen)
     test = stats.chisquare([c for c, _ in seen], [e * scale for _, e in seen])
     assert test.pvalue > 1e-4, (counts, want)
+
+
+@cache
+def _noise_of_positions(seed: int, draws: int) -> torch.Tensor:
+    """The keyed noise of many positions at once: the same words, keys as tensors."""
+    keys = torch.tensor([row_key(seed, 0, p) for p in range(draws)], dtype=torch.int64)
+    return _noise(keys, torch.arange(V, dtype=torch.int32))
 
 
 def _noise(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -134,8 +139,7 @@ def test_acceptance_under_coupling_is_that_of_shared_noise() -> None:
     generator = torch.Generator().manual_seed(0)
     target = torch.randn(V, generator=generator)
     drafter = target + 0.3 * torch.randn(V, generator=generator)
-    keys = torch.tensor([row_key(5, 0, p) for p in range(100_000)], dtype=torch.int64)
-    noise = _noise(keys, torch.arange(V, dtype=torch.int32))
+    noise = _noise_of_positions(5, 100_000)
     same = ((target + noise).argmax(-1) == (drafter + noise).argmax(-1)).double().mean()
     simulated = -torch.log(-torch.log(torch.rand(100_000, V, generator=generator)))
     agree = (target + simulated).argmax(-1) == (drafter + simulated).argmax(-1)
