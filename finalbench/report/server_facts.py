@@ -69,7 +69,7 @@ def _server(server: ServerRecord) -> Iterator[view.Fact]:
         if value not in (None, [], ""):
             shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
             yield view.Fact(group=group, name=name, value=shown[:160])
-    for key, name in (("versions", "versions"), ("environment", "environment")):
+    for key, name in (("versions", "versions"), ("variables", "variables")):
         told = settings.get(key)
         if isinstance(told, dict) and any(told.values()):
             text = ", ".join(f"{k} {v}" for k, v in sorted(told.items()) if v)

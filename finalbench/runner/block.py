@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Literal
 
 from finalbench.arms import arm
@@ -14,6 +14,7 @@ from finalbench.record import (
     Failure,
     RequestRecord,
 )
+from finalbench.runner.clean import Cleaner
 from finalbench.runner.interrupts import Interrupts
 from finalbench.runner.progress import Progress
 from finalbench.runner.prompts import PromptStock
@@ -54,6 +55,7 @@ class BlockRunner:
         self.run_state = opened.run
         self._writer, self._ledger, self._progress = opened.writer, ledger, progress
         self._endpoints, self._environment = endpoints, environment
+        self._cleaner = Cleaner.of(environment)
         self._interrupts = interrupts
         self._scenario, self._plan = opened.run.scenario, opened.run.plan
         self._roll = opened.run.rolls[-1].index
@@ -135,7 +137,8 @@ class BlockRunner:
                 warmup=warmup,
                 workload=self._scenario.workload,
             )
-            with self._counting(None if warmup else cell.id):
+            watch = self._watch
+            with watch.counting(None if warmup else cell.id) if watch else nullcontext():
                 trouble = run_requests(
                     server,
                     attempt,
@@ -152,10 +155,9 @@ class BlockRunner:
             self._fail(cell, block, self._request_error(cell, block, len(left)))
         return None
 
-    def _counting(self, cell_id: str | None) -> AbstractContextManager[None]:
-        return self._watch.counting(cell_id) if self._watch else nullcontext()
-
     def _on_record(self, record: RequestRecord) -> None:
+        if record.error is not None:
+            record = record.model_copy(update={"error": self._cleaner.text(record.error)})
         self._guarded(self._writer.append_request)(record)
         self._ledger.add(record)
         if record.status == "ok":
@@ -193,6 +195,7 @@ class BlockRunner:
             roll=self._roll,
             order_index=order_index,
             purpose=purpose,
+            cleaner=self._cleaner,
         )
         measure = self._scenario.measure
         try:
@@ -277,7 +280,8 @@ class BlockRunner:
         self._progress.note(f"{cell.label}, block {block.index + 1}: {reason}")
 
     def _failure(self, cell: Cell, block: Block, reason: str) -> Failure:
-        return Failure(cell_id=cell.id, block=block.index, roll=self._roll, reason=reason)
+        told = self._cleaner.text(reason) or ""
+        return Failure(cell_id=cell.id, block=block.index, roll=self._roll, reason=told)
 
     def _note_failure(self, failure: Failure) -> None:
         failures = (*self.run_state.failures, failure)

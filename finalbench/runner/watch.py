@@ -15,6 +15,7 @@ from finalbench.arms import ENGINES, arm
 from finalbench.client.scrape import CounterReset, Scrape, delta, draft_counters, fetch
 from finalbench.errors import EnvironmentMissing
 from finalbench.record import CounterWindow, ServerRecord, Spec
+from finalbench.runner.clean import Cleaner
 from finalbench.runtime.ready import ServerFailed
 from finalbench.runtime.server import LiveServer, ServerStartFailed
 
@@ -33,6 +34,7 @@ class ServerWatch:
     roll: int
     order_index: int
     purpose: Literal["measure", "score"]
+    cleaner: Cleaner
     _server: LiveServer | None = field(default=None, init=False)
     _before: dict[str, float] | None = field(default=None, init=False)
     _windows: list[CounterWindow] = field(default_factory=list, init=False)
@@ -94,17 +96,18 @@ class ServerWatch:
             after, settings_after, error = _last_look(server)
             after = self._renamed(after)
         code = server.stop()
+        self.cleaner.log(server.log)
         proof, reason = _gpu_proof(server)
         return ServerRecord(
             **self._identity(),
             runtime=server.runtime,
-            command=server.command,
+            command=self.cleaner.command(server.command),
             image_digest=server.image_digest,
             nonce=server.nonce,
             pid=server.pid,
             base_url=server.base_url,
-            settings=server.settings,
-            settings_after=settings_after,
+            settings=self.cleaner.document(server.settings),
+            settings_after=self.cleaner.document(settings_after),
             start_seconds=server.start_seconds,
             gpu_proof=proof,
             gpu_proof_reason=reason,
@@ -113,15 +116,16 @@ class ServerWatch:
             counters_before=self._before,
             counters_after=after,
             windows=tuple(self._windows),
-            error=error,
+            error=self.cleaner.text(error),
         )
 
     def failed(self, error: ServerStartFailed, log: Path) -> ServerRecord:
         """The record of a server that never became ready."""
+        self.cleaner.log(log)
         return ServerRecord(
             **self._identity(),
             runtime=error.runtime,
-            command=error.command,
+            command=self.cleaner.command(error.command),
             nonce="",
             pid=None,
             base_url="",
@@ -134,7 +138,7 @@ class ServerWatch:
             log=f"logs/{log.name}",
             counters_before=None,
             counters_after=None,
-            error=str(error),
+            error=self.cleaner.text(str(error)),
         )
 
     def _identity(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class ReadBack:
             found["device_name"] = gpus[0].name
         own = self._own_variables(engine.environment_prefix)
         if own:
-            found["environment"] = own
+            found["variables"] = own
         self._check_draft(found)
         return {"schema_version": 1, "kernel_fallbacks": []} | found
 

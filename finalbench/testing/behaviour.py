@@ -77,6 +77,7 @@ class Behaviour(BaseModel):
     finish_reason: str = ""  # forced
     fail_share: float = 0.0  # of requests, answered with fail_status
     fail_status: int = 500
+    fail_text: str = "planned failure"
     die_after: int = -1  # requests served before the process ends in the middle of the next
     die_code: int = 9
 

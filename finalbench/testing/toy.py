@@ -163,7 +163,7 @@ class ToyServer:
         if request.client is not None:
             state.clients.add((request.client.host, request.client.port))
         if unit(number, 5) < behaviour.fail_share:
-            return error_response(behaviour.fail_status, "planned failure")
+            return error_response(behaviour.fail_status, behaviour.fail_text)
         if body.stream:
             options = body.stream_options
             run = Generation(state, prompts[0], body, number)

@@ -96,7 +96,7 @@ def test_vk_and_vllm_are_measured_side_by_side(tmp_path: Path) -> None:
         assert settings["weights"] == "random" and settings["dtype"] == "float32"
         assert settings["versions"] == {"vllm": "0.26.0"}
         assert settings["graph_mode"] == "full_and_piecewise"
-        assert settings["environment"] == {
+        assert settings["variables"] == {
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_USE_FLASHINFER_SAMPLER": "0",
         }
