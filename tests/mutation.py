@@ -344,8 +344,10 @@ def run_from_import(part: str) -> Callable[[Mutant, int], bool]:
     def child(mutant: Mutant, _: int) -> bool:
         import pytest
 
-        for name in [n for n in sys.modules if n.partition(".")[0] == "finalbench"]:
-            del sys.modules[name]
+        for name, module in list(sys.modules.items()):
+            source = getattr(module, "__file__", None) or ""
+            if name.partition(".")[0] == "finalbench" or source.startswith(str(HARNESS)):
+                del sys.modules[name]
         sys.meta_path.insert(0, Stand(mutant))
         return int(pytest.main(arguments(part))) == 0
 
