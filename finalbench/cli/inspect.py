@@ -133,8 +133,16 @@ def doctor(
         ),
     ] = None,
     port: Annotated[int, typer.Option(help="The toy's port; 0 takes a free one.")] = 0,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Also: is everything here that no network can bring?")
+    ] = False,
+    model: Annotated[
+        list[str] | None, typer.Option("--model", "-m", help="With --offline: these scenarios.")
+    ] = None,
 ) -> None:
     """Check this machine: engine, GPU, containers, disk, ports, the client's own speed.
+
+    With --offline, also weights and images; a scenario named by --model must have its weights here.
 
     With --toy, serve a toy OpenAI server that misbehaves as told (`cut_stream`, or
     `ok,step_ms=20,usage=absent`) until interrupted, to see what a client makes of it.
@@ -146,6 +154,10 @@ def doctor(
     from finalbench.cli.doctor import CLIENT_STREAMS, check_machine
 
     checks = check_machine(environment(), results_dir, streams=tuple(streams or CLIENT_STREAMS))
+    if offline:
+        from finalbench.cli.offline import check_offline
+
+        checks += check_offline(environment(), model or [])
     if as_json:
         print_json({"schema_version": 1, "checks": [check.as_dict() for check in checks]})
     else:

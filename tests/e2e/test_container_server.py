@@ -241,6 +241,7 @@ def test_starting_in_a_container_costs_little(engine: Daemon, tmp_path: Path) ->
     assert time.monotonic() - begun < 5  # a SIGTERM that reaches the server, not the grace
 
 
+@pytest.mark.nightly  # a quiet machine: starts are bound by its cores
 def test_the_runtime_adds_less_than_a_second_to_a_start(engine: Daemon, tmp_path: Path) -> None:
     """Against the bare command, polled just as often: process and container, medians of five."""
     runtime = toy_runtime(engine, tmp_path)

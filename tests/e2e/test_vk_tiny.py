@@ -158,7 +158,8 @@ def test_a_damaged_checkpoint_is_one_line_and_exit_3(
 def test_a_checkpoint_folder_that_is_not_there_is_exit_3(tmp_path: Path) -> None:
     done = run(tmp_path, *SMALL, "--checkpoint=/no/such/folder", "--quiet")
     assert done.returncode == 3
-    assert "/no/such/folder" in done.stderr
+    assert "a checkpoint of vk-tiny at /no/such/folder" in done.stderr
+    assert "hf download" not in done.stderr  # it comes with the engine; there is no such page
 
 
 def test_drafting_without_its_tensors_is_refused_by_name(tmp_path: Path) -> None:
