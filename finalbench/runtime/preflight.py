@@ -50,7 +50,7 @@ def check_environment(
     weights = any(need.name == "weights" for need in missing)
     advice = ["`finalbench run --model vk-tiny` runs anywhere"]
     advice.append(f"`finalbench plan --model {scenario.name}` shows what would run")
-    if weights:
+    if weights and scenario.model.source != "bundled":
         advice.append(
             f"with the hardware: `hf download {scenario.model.source}` and `--checkpoint DIR`, or "
             "`--weights random:1` for its shape alone"
@@ -109,6 +109,8 @@ def _weights(scenario: Scenario, environment: Mapping[str, str]) -> list[Need]:
     if scenario.serving.weights != "auto" or (model.source == "bundled" and model.path is None):
         return []
     wanted = f"the weights of {model.source} ({scenario.hardware.disk_gb:g} GB)"
+    if model.source == "bundled":
+        wanted = f"a checkpoint of {model.name} at {model.path}"
     folder = checkpoint_folder(scenario, environment)
     if folder is None:
         return [Need("weights", wanted, "no checkpoint of it in the cache")]
