@@ -326,7 +326,9 @@ def read_until(process: subprocess.Popen[str], text: str) -> None:
     raise AssertionError(f"{text!r} was never said")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("phase", ["starting vk", ": vk 32", "starting stock", "scoring"])
 def test_a_signal_leaves_no_process_and_a_resumable_run(
     tmp_path: Path, phase: str, number: int
