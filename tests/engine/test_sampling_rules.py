@@ -107,6 +107,9 @@ def test_e32_e33_e34_distribution_of_200000_draws(name: str) -> None:
     noise = _noise_of_positions(77, draws)
     assert torch.allclose(noise[123], sampler.noise_at(123))
     tokens = (scores + noise).argmax(-1)
+    # The sampler itself draws these very tokens, position by position.
+    own = [sampler.choose(logits[None], at, [])[0] for at in range(300)]
+    assert own == tokens[:300].tolist()
     counts = torch.bincount(tokens, minlength=V).tolist()
     want = expected(logits.tolist(), params)
     assert all(c == 0 for c, p in zip(counts, want, strict=True) if p == 0.0)
@@ -158,6 +161,13 @@ def test_e36_temperature_zero_is_one_hot() -> None:
     logits = torch.randn(5, V)
     assert sampler.plain
     assert sampler.choose(logits, 9, [1, 2, 3, 4]) == logits.argmax(-1).tolist()
+    # With a bias the rows go the way of the sampled ones, and still no noise may be added.
+    biased = SamplingParams(temperature=0, logit_bias={2: 0.5})
+    sampler = Sampler(biased, make_processors(biased, [1], [], V), 0, V)
+    assert not sampler.plain
+    logits = torch.randn(60, V)
+    want = (logits + 0.5 * (torch.arange(V) == 2)).argmax(-1).tolist()
+    assert sampler.choose(logits, 9, [1] * 59) == want
 
 
 @pytest.mark.parametrize(
