@@ -115,8 +115,10 @@ def hardware_name(records: RunRecords) -> str:
     threads = {
         str((s.settings or {}).get("threads")) for s in records.servers if s.settings is not None
     }
-    suffix = f", {threads.pop()} threads" if len(threads) == 1 and threads != {"None"} else ""
-    return f"{hardware.cpu}{suffix}"
+    if len(threads) != 1 or threads == {"None"}:
+        return hardware.cpu
+    count = threads.pop()
+    return f"{hardware.cpu}, {count} thread{'' if count == '1' else 's'}"
 
 
 def _settings(records: RunRecords) -> dict[str, dict[str, Any]]:

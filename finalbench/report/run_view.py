@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from finalbench.aggregate import Analysis, ResultRow
+from finalbench.arms import ARMS, ENGINES
 from finalbench.metrics import CellRow
 from finalbench.record import RunRecords
 from finalbench.report import phrases, view
@@ -23,7 +24,9 @@ class RunView:
 
     def arm_label(self, arm: str) -> str:
         name = arm.removesuffix("-aa")
-        label = self._profile.upper() if name == "vk" else name
+        peer = name in ARMS and ARMS[name].peer
+        label = ENGINES[ARMS[name].engine].title if peer else name
+        label = self._profile.upper() if name == "vk" else label
         return label if name == arm else f"{label} (copy)"
 
     def headline(self) -> view.Headline:
