@@ -1,0 +1,31 @@
+"""The `vk` command with a planted slowdown: every step of the engine takes VK_SLOWDOWN longer.
+
+0.1 is ten percent of the step's own time, so that a slow moment of the machine is slowed as well.
+The stock profile has an engine of its own and stays as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from vkengine.cli import main
+from vkengine.engine import Engine
+from vkengine.engine import Output as StepOutput
+
+SHARE = float(os.environ.get("VK_SLOWDOWN", "0"))
+step = Engine.step
+
+
+def slowed(self: Engine) -> list[StepOutput]:
+    begun = time.perf_counter()
+    found = step(self)
+    until = begun + (time.perf_counter() - begun) * (1 + SHARE)
+    while time.perf_counter() < until:
+        pass  # a sleep would be coarser than the share of one step
+    return found
+
+
+if SHARE:
+    Engine.step = slowed  # ty: ignore[invalid-assignment]
+main()
