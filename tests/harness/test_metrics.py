@@ -36,7 +36,7 @@ from finalbench.metrics.rates import (
 )
 from finalbench.metrics.timing import Timing
 from finalbench.plan import Cell
-from finalbench.record import Classes, RequestRecord, Spec, Usage
+from finalbench.record import Classes, CounterWindow, RequestRecord, Spec, Usage
 
 RUN = a_run()
 EXACT = 1e-9
@@ -785,3 +785,68 @@ def test_random_weights_are_named_by_their_shape() -> None:
     run = a_run(classes=Classes(weights="random", acceptance="measured"))
     assert {c.model for c in compute(make_records(run)).cells} == {f"{CELL.model} shape"}
     assert {c.model for c in compute(make_records(RUN)).cells} == {CELL.model}
+
+
+def test_limits_of_the_scenario_give_the_goodput() -> None:
+    spec = scenario(workload={"requests": 4, "limits": {"e2e_s": 1e-3}})
+    records = make_records(a_run(spec))
+    assert {c.goodput_share for c in compute(records).cells} == {0.0}
+    assert {c.goodput_share for c in compute(records, limits=Limits(e2e_s=60.0)).cells} == {1.0}
+    assert {c.goodput_share for c in compute(make_records(RUN)).cells} == {None}
+
+
+def by_window(requests: list[RequestRecord], *windows: CounterWindow, known: bool = True) -> Any:
+    drafted = a_cell(draft="mtp3")
+    server = a_server(drafted, 0, 0).model_copy(update={"windows": windows})
+    return compute_cell(
+        drafted,
+        requests,
+        servers={server.server_id: server} if known else {},
+        model=RUN.scenario.model,
+        memory=Memory(bytes_per_s=None, reason="not stated"),
+    )
+
+
+def test_counters_of_the_server_stand_in_where_requests_have_none() -> None:
+    drafted = a_cell(draft="mtp3")
+    silent_ones = [a_request(drafted, index=i, spec=None, domain="code") for i in range(2)]
+    own = CounterWindow(
+        cell_id=drafted.id,
+        generation_tokens=None,
+        spec=Spec(drafts=10, draft_tokens=30, accepted_tokens=15),
+    )
+    other = own.model_copy(update={"cell_id": "else", "spec": Spec(**{**SPEC, "drafts": 1})})
+    found = by_window(silent_ones, own, other)
+    assert found.acceptance_length == pytest.approx(2.5)
+    # Not known by domain: the window does not tell requests apart.
+    assert [d.acceptance_length for d in found.domains] == [None]
+    assert by_window(silent_ones).acceptance_length is None
+    assert by_window(silent_ones, own, known=False).acceptance_length is None
+    # A request's own counters come first.
+    told = [a_request(drafted, index=0), *silent_ones[1:]]
+    counters = told[0].spec
+    assert counters is not None
+    expected = 1 + counters.accepted_tokens / counters.drafts
+    mixed = by_window(told, own)
+    assert mixed.acceptance_length in (None, pytest.approx(expected))
+    alone = by_window(told[:1], own)
+    assert alone.acceptance_length == pytest.approx(expected)
+    assert [d.acceptance_length for d in alone.domains] == [pytest.approx(expected)]
+
+
+SPEC = {"drafts": 10, "draft_tokens": 30, "accepted_tokens": 15}
+
+
+def test_domains_take_valid_drafting_requests_only() -> None:
+    drafted = a_cell(draft="mtp3")
+    good = a_request(drafted, index=0, domain="code")
+    counters = good.spec
+    assert counters is not None
+    lucky = Spec(drafts=1, draft_tokens=3, accepted_tokens=3)
+    failed = a_request(drafted, index=1, domain="code", status="failed", error="x", spec=lucky)
+    (domain,) = by_window([good, failed]).domains
+    assert domain.acceptance_length == pytest.approx(1 + counters.accepted_tokens / counters.drafts)
+    (lost,) = by_window([failed]).domains
+    assert lost.acceptance_length is None
+    (plain,) = row([request(domain="code", spec=lucky)]).domains
+    assert plain.acceptance_length is None
