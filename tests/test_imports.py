@@ -93,7 +93,7 @@ def test_every_harness_module_has_a_layer() -> None:
 
 
 # Longer than the rule allows, at most this long, and due to be split; nothing may be added here.
-TOO_LONG = {"engine/vkengine/graph.py": 530, "engine/vkengine/gpu_engine.py": 415}
+TOO_LONG = {"engine/vkengine/graph.py": 530, "engine/vkengine/gpu_engine.py": 350}
 
 
 def limit_of(path: Path) -> int:

@@ -11,7 +11,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from .checkpoint import random_model
 from .config import KNOWN_SHAPES, ModelConfig
 from .graph import Lanes, Round
 from .models.layout import ModelWeights
-from .ops.triton_launch import PrefetchPlan
 from .rows import Workspace
 from .state import State
 
@@ -157,14 +156,13 @@ class Subject:
                 seed=9,
             )
 
-    def round(self, k: int, plan: PrefetchPlan, head_rows: int | None = 32768) -> Round:
-        return Round(self.weights, self.state, self.lanes, self.ws, k, head_rows, plan)
+    def round(self, k: int, head_rows: int | None = 32768) -> Round:
+        return Round(self.weights, self.state, self.lanes, self.ws, k, head_rows)
 
 
 def measure_round(
     subject: Subject,
     k: int,
-    plan: PrefetchPlan,
     *,
     context: int,
     acceptance: float | None,
@@ -173,7 +171,7 @@ def measure_round(
     profile: bool = True,
 ) -> dict[str, Any]:
     """Step time and tokens per second at depth k from ``context`` tokens on."""
-    one = subject.round(k, plan)
+    one = subject.round(k)
     subject.start(context, acceptance)
     with recorded() as launches:
         one.run()
@@ -207,7 +205,6 @@ def measure_round(
         "weight_bytes": sum(launch.n_bytes for launch in launches),
         "tb_s": sum(launch.n_bytes for launch in launches) / step / 1e6,
         "profile": kernel_times(one.replay, launches) if profile else [],
-        "plan": asdict(plan),
     }
 
 
@@ -219,7 +216,6 @@ def bench_decode(
     context: int = 1024,
     rounds: int = 150,
     acceptance: float = 0.8,
-    plan: PrefetchPlan | None = None,
 ) -> dict[str, Any]:
     """The document `vk bench` prints for a GPU profile."""
     config = KNOWN_SHAPES[model]
@@ -230,7 +226,6 @@ def bench_decode(
         measure_round(
             subject,
             k,
-            plan or PrefetchPlan(),
             context=context,
             acceptance=acceptance if k else None,
             rounds=rounds,

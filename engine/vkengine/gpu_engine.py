@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,12 +19,12 @@ from torch import Tensor
 from .checkpoint import CheckpointError
 from .config import ModelConfig
 from .engine import Engine
+from .gpu_guided import Flight, GuidedRounds
 from .gpu_prefill import Prefill
 from .graph import WIDTH, Feed, Lanes, Round
 from .models.layout import ModelWeights
-from .ops.sample import process, row_key
-from .ops.sample.noise import gumbel
 from .output import Output
+from .routing import distinct_experts
 from .rows import Workspace
 from .sampler import Sampler, logprobs_of
 from .sampling import Draft, SamplingParams
@@ -39,17 +38,7 @@ MAX_K = 7
 HEAD_ROWS = 32768
 
 
-@dataclass(slots=True)
-class Flight:
-    """A round that has been launched: who was in which lane, and where its record will land."""
-
-    who: list[Sequence]
-    proposed: list[int]
-    record: Tensor  # [B, 16] i32, pinned
-    done: torch.cuda.Event
-
-
-class GpuEngine(Engine):
+class GpuEngine(GuidedRounds, Engine):
     """Same contract as :class:`~vkengine.engine.Engine`."""
 
     def __init__(self, model: Model, *, capture: tuple[int, ...], **kwargs: Any) -> None:
@@ -71,6 +60,7 @@ class GpuEngine(Engine):
         ]
         self._turn = 0
         self.launch_us = 0.0
+        self.routing: list[float] = []
         for k in capture:
             self._round(1, k, k > 0, HEAD_ROWS).capture()
         self.feed.capture()
@@ -200,7 +190,7 @@ class GpuEngine(Engine):
         for first in range(0, n - 1, FEED):
             self.feed.prompt(s.slot, tokens, first, min(first + FEED, n - 1))
             trunk = one.stream("trunk", FEED)
-            logits = one.project("score", trunk.hx, self.model.weights.head)
+            logits = one.project("score", trunk, self.model.weights.head)
             self._score(s, first, logits[: n - 1 - first].cpu())
 
     def _depth(self, s: Sequence) -> int:
@@ -308,74 +298,12 @@ class GpuEngine(Engine):
             ids = torch.tensor(tokens, device=self.device)
             counts.index_add_(0, ids, torch.ones(len(tokens), device=self.device))
 
-    # -- rounds the host has a part in ----------------------------------------------------------
-
-    def _guided_round(self) -> None:
-        """Verify graph, processors and noise in torch, finish graph, one synchronisation."""
-        drafts = [self._host_drafts(i, s) for i, s in enumerate(self.lane)]
-        one = self._current()
-        m = one.k + 1
-        one.replay("verify")
-        logits = one.logits
-        rows = []
-        for i, s in enumerate(self.lane):
-            own = logits[i * m : (i + 1) * m]
-            rows.append(self._choose(own, s, drafts[i]))
-        y = one.y
-        for i, row in enumerate(rows):
-            y[i].copy_(row)
-        one.replay("finish")
-        who, kept = list(self.lane), None
-        if any(s.params.logprobs is not None for s in who):
-            kept = logits.clone()
-        self._fly(one)
-        flight = self.flights.pop()
-        flight.done.synchronize()
-        for i, (s, row) in enumerate(zip(who, flight.record.tolist(), strict=False)):
-            own = kept[i * m : (i + 1) * m] if kept is not None else None
-            self._take(s, flight.proposed[i], row[: row[WIDTH - 1]], own)
-
-    def _host_drafts(self, lane: int, s: Sequence) -> list[int]:
-        """The drafts that the next round verifies; those the host proposes are written down."""
-        depth = self._depth(s)
-        if s.ngram is not None or s.oracle is not None:
-            proposed: list[int] = []
-            if depth and s.output:
-                if s.ngram is not None:
-                    proposed = s.ngram.propose(depth)
-                elif s.oracle is not None:
-                    proposed = s.oracle.propose(len(s.output), depth)
-            if proposed:
-                ids = torch.tensor(proposed, dtype=torch.int32, device=self.device)
-                self.lanes.tokens[lane, 1 : 1 + len(proposed)] = ids
-            self.lanes.limit[lane] = len(proposed)
-            self.limits[s.request_id] = len(proposed)
-            return proposed
-        count = self.limits[s.request_id]
-        if count and s.sampler.processors.penalises:
-            return self.lanes.tokens[lane, 1 : 1 + count].tolist()
-        return [0] * count
-
-    def _choose(self, logits: Tensor, s: Sequence, drafts: list[int]) -> Tensor:
-        """Tokens [M] i32 after the rows of ``logits``; rows without a draft count for nothing."""
-        sampler = s.sampler
-        m = logits.shape[0]
-        drafts = (drafts + [0] * m)[: m - 1]
-        x = process(logits, sampler.processors, sampler.generated, drafts)
-        if sampler.processors.temperature > 0:
-            ids = torch.arange(self.vocab_size, dtype=torch.int32, device=self.device)
-            noise = [
-                gumbel(row_key(sampler.seed, s.params.choice, s.position + 1 + j), ids)
-                for j in range(m)
-            ]
-            x = x + torch.stack(noise)
-        best = torch.argmax(x, dim=-1).to(torch.int32)
-        return torch.where(torch.isfinite(logits).all(dim=-1), best, -1)
-
     def settings(self) -> dict[str, Any]:
         found = super().settings()
         found["graph_mode"] = "cuda_graph"
         found["host_launch_us"] = round(self.launch_us, 1)
+        if self.routing:
+            found["routing"] = {"distinct_experts": self.routing}
         return found
 
     def close(self) -> None:
@@ -407,10 +335,14 @@ def load_cuda_engine(
         depths = {0}
         if default_draft.active and default_draft.k != "auto" and mtp:
             depths.add(min(int(default_draft.k), MAX_K))
-        return GpuEngine(
-            Model(parameters, state, Workspace(device)),
+        model = Model(parameters, state, Workspace(device))
+        engine = GpuEngine(
+            model,
             capture=tuple(sorted(depths)),
             profile=profile,
             weights=weights,
             default_draft=default_draft,
         )
+        if config.num_experts and weights.startswith("random"):
+            engine.routing = distinct_experts(model)
+        return engine

@@ -27,7 +27,7 @@ from .ops.gdn import triton as gdn_ops
 from .ops.head.triton import sample_kernel
 from .ops.mlp import triton as mlp_ops
 from .ops.moe import triton as moe_ops
-from .ops.triton_launch import Prefetch, PrefetchPlan, Stream, centred, counter, gemv
+from .ops.triton_launch import Stream, centred, counter, gemv, group_of
 from .rows import Rows, Workspace
 from .sampler import ACCEPTANCE_CHOICE
 from .state import AttentionState, GdnState, State
@@ -142,7 +142,6 @@ class Round:
     ws: Workspace
     k: int
     head_rows: int | None = 32768
-    plan: PrefetchPlan = field(default_factory=PrefetchPlan)
     mtp: bool = True
     graphs: dict[str, torch.cuda.CUDAGraph] = field(default_factory=dict)
     on_moe: Callable[[int, Tensor], None] | None = None
@@ -161,7 +160,11 @@ class Round:
         return Stream(
             self.ws.get(name + ".h", (rows, hidden)),
             self.ws.get(name + ".hx", (rows, hidden), dtype),
+            self.ws.get(name + ".squares", (rows, hidden // group_of(hidden))),
         )
+
+    def gain(self, norm: Tensor) -> Tensor:
+        return centred(self.ws, norm, self.weights.embed.dtype)
 
     def run(self) -> None:
         """Launch every kernel of the round on the current stream."""
@@ -171,8 +174,7 @@ class Round:
 
     def verify(self) -> None:
         """Embedding, layers and the head's logits for the rows of the round."""
-        stream = self.layers()
-        self.project("verify", stream.hx, self.weights.head)
+        self.project("verify", self.layers(), self.weights.head)
 
     def layers(self) -> Stream:
         """Embedding and layers; moves the lanes' cursors to the round's first rows."""
@@ -185,8 +187,10 @@ class Round:
         embed_kernel[(rows,)](
             lanes.tokens,
             w.embed,
+            self.gain(w.layers[0].mixer.norm),
             stream.h,
             stream.hx,
+            stream.squares,
             lanes.pos,
             lanes.next_pos,
             WIDTH,
@@ -194,14 +198,14 @@ class Round:
             M=m,
             H=c.hidden_size,
             HP=hp,
+            GROUP=group_of(c.hidden_size),
             PDL=pdl,
             launch_pdl=pdl,
         )
         at = self.rows(lanes.pos, m)
         for i, layer in enumerate(w.layers):
-            after = w.layers[i + 1] if i + 1 < len(w.layers) else None
-            following = first_weight(after) if after else tensor(w.head.weight)
-            self.layer(stream, layer, self.state.layers[i], at, following, i)
+            after = w.layers[i + 1].mixer.norm if i + 1 < len(w.layers) else w.head.norm
+            self.layer(stream, layer, self.state.layers[i], at, self.gain(after), i)
         return stream
 
     @property
@@ -261,34 +265,32 @@ class Round:
         layer: LayerWeights,
         state: GdnState | AttentionState | None,
         rows: Rows,
-        following: Tensor | None,
+        after: Tensor,
         index: int,
     ) -> None:
-        plan, ffn, mixer = self.plan, layer.ffn, layer.mixer
-        moe = isinstance(ffn, MoeWeights)
-        ahead = Prefetch.of(ffn.router if moe else tensor(ffn.gate_up), plan.router)
-        behind = Prefetch.of(following, plan.mixer)
+        """Mixer and feed-forward; ``after`` is the gain of the norm that reads the stream next."""
+        ffn, mixer = layer.ffn, layer.mixer
+        gain = self.gain(ffn.norm)
         if isinstance(mixer, AttentionWeights):
             assert isinstance(state, AttentionState)
-            attention_ops.run(stream, mixer, state, rows, self.ws, pf_out=plan.out, pf=ahead)
+            attention_ops.run(stream, mixer, state, rows, self.ws, gain)
         else:
             assert isinstance(state, GdnState)
-            gdn_ops.run(stream, mixer, state, rows, self.ws, pf_out=plan.out, pf=ahead)
-        if moe:
-            moe_ops.run(stream, ffn, self.ws, pf=behind, down_share=plan.down)
+            gdn_ops.run(stream, mixer, state, rows, self.ws, gain)
+        if isinstance(ffn, MoeWeights):
+            moe_ops.run(stream, ffn, self.ws, after)
             if self.on_moe is not None:
                 r = min(8, stream.h.shape[0])
                 ids = self.ws.get("moe.ids", (r, ffn.config.experts_per_token), torch.int32)
                 self.on_moe(index, ids)
         else:
-            mlp_ops.run(stream, ffn, self.ws, pf=behind)
+            mlp_ops.run(stream, ffn, self.ws, after)
 
-    def project(self, name: str, x: Tensor, head: HeadWeights) -> Tensor:
-        """Logits of the rows ``x``, final norm included."""
+    def project(self, name: str, stream: Stream, head: HeadWeights) -> Tensor:
+        """Logits of a stream that was left ready for the head's norm."""
         weight = tensor(head.weight)
-        logits = self.ws.get("logits." + name, (x.shape[0], weight.shape[0]))
-        gain = centred(self.ws, head.norm, weight.dtype)
-        gemv(weight, x, logits, eps=head.config.rms_eps, gain=gain)
+        logits = self.ws.get("logits." + name, (stream.h.shape[0], weight.shape[0]))
+        gemv(weight, stream.hx, logits, eps=head.config.rms_eps, norm=stream.squares)
         return logits
 
     def sample(
@@ -348,13 +350,13 @@ class Round:
         stream = self.mtp_step(
             trunk.h, None, lanes.record, w.head.norm, m, self.rows(lanes.pos, m), "ingest"
         )
-        logits = self.project("draft", stream.hx, head)
+        logits = self.project("draft", stream, head)
         self.sample(logits, head, None, lanes.tokens[:, 1:], 1, lanes.next_pos, 1)
         for i in range(1, self.k):
             at = self.rows(lanes.chain_pos[i], 1)
             stream = self.mtp_step(stream.h, None, lanes.tokens[:, i:], mtp.norm, 1, at, "chain")
             out = lanes.tokens[:, i + 1 :]
-            logits = self.project("draft", stream.hx, head)
+            logits = self.project("draft", stream, head)
             self.sample(logits, head, None, out, 1, lanes.next_pos, i + 1)
 
     def mtp_step(
@@ -397,25 +399,23 @@ class Round:
         )
         stream = self.stream(name, count)
         fc = tensor(mtp.fc)
-        gemv(fc, x, None, stream=stream, add=False)
         mixer, ffn, cache = mtp.layer.mixer, mtp.layer.ffn, self.state.mtp
+        gemv(fc, x, None, stream=stream, add=False, gain=self.gain(mixer.norm))
         assert isinstance(mixer, AttentionWeights) and cache is not None
+        gain = self.gain(ffn.norm)
         if cache_only:
-            attention_ops.run(stream, mixer, cache, rows, self.ws, pf_out=0.0, pf=None)
+            attention_ops.run(stream, mixer, cache, rows, self.ws, gain)
             return stream
+        last = stream if m == 1 else self.stream("chain", self.batch)
         if m == 1:
-            last = stream
-            attention_ops.run(stream, mixer, cache, rows, self.ws, pf_out=0.0, pf=None)
+            attention_ops.run(stream, mixer, cache, rows, self.ws, gain)
         else:
-            last = self.stream("chain", self.batch)
-            attention_ops.run(
-                stream, mixer, cache, rows, self.ws, pf_out=0.0, pf=None,
-                row=self.lanes.row, into=last,
-            )  # fmt: skip
+            only = self.lanes.row
+            attention_ops.run(stream, mixer, cache, rows, self.ws, gain, row=only, into=last)
         if isinstance(ffn, MoeWeights):
-            moe_ops.run(last, ffn, self.ws, pf=None, down_share=0.0)
+            moe_ops.run(last, ffn, self.ws, self.gain(mtp.norm))
         else:
-            mlp_ops.run(last, ffn, self.ws, pf=None)
+            mlp_ops.run(last, ffn, self.ws, self.gain(mtp.norm))
         return last
 
     def capture(self, part: str = "run") -> None:
@@ -514,11 +514,6 @@ def tensor(w: object) -> Tensor:
     """A GPU matrix is a plain tensor."""
     assert isinstance(w, Tensor)
     return w
-
-
-def first_weight(layer: LayerWeights) -> Tensor:
-    mixer = layer.mixer
-    return tensor(mixer.w_qkv if isinstance(mixer, AttentionWeights) else mixer.w_in)
 
 
 def draft_head(head: HeadWeights, norm: Tensor, rows: int | None) -> HeadWeights:

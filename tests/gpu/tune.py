@@ -1,25 +1,26 @@
-# ruff: noqa: B023
-"""Sweeps of launch shapes on one GPU: microseconds and TB/s per kernel variant, as JSON lines."""
+"""Variants of a round on one GPU: microseconds per round of a few layers, as JSON lines."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
+from triton.runtime.jit import JITFunction
 from vkengine import bench
 from vkengine.config import KNOWN_SHAPES
 from vkengine.ops import triton_config
-from vkengine.ops.gdn import triton as gdn_ops
 from vkengine.ops.moe import triton as moe_ops
-from vkengine.ops.triton_launch import PrefetchPlan, Stream, gemv
-from vkengine.rows import Workspace
+from vkengine.ops.triton_config import GemvConfig, chunk
 
-OFF = PrefetchPlan(0.0, 0.0, 0.0, 0.0, 0.0)
 START = time.monotonic()
+SHARED_MEMORY_CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
 
 
 def say(**row: Any) -> None:
@@ -27,133 +28,28 @@ def say(**row: Any) -> None:
     print(json.dumps(row), flush=True)
 
 
-def graph_us(body: Any, repeat: int = 20) -> float:
-    body()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        body()
-    return bench.timed(graph.replay, repeat)
-
-
-def gemv_sweep(name: str, weights: list[torch.Tensor], rows: tuple[int, ...], **how: Any) -> None:
-    n, k = weights[0].shape
-    count = max(1, -(-2 * 10**9 // (n * k * 2)))
-    chosen = [weights[i % len(weights)] for i in range(count)]
-    for r in rows:
-        x = torch.randn(r, k, device="cuda").bfloat16()
-        gain = torch.zeros(k, device="cuda").bfloat16()
-        out = torch.empty(r, n, device="cuda")
-        stream = Stream(
-            torch.zeros(r, n, device="cuda"), torch.zeros(r, n, device="cuda").bfloat16()
-        )
-        for warps in (2, 4, 8):
-            for bn in (2, 4, 8, 16):
-                if bn * k // (warps * 32) > 512 or bn * r > 32:
-                    continue
-                triton_config.OVERRIDES[n, k] = (bn, triton_config.chunk(k, warps), warps)
-                try:
-
-                    def body() -> None:
-                        for w in chosen:
-                            if how.get("stream"):
-                                gemv(w, x, None, stream=stream)
-                            else:
-                                gemv(w, x, out, eps=1e-6, gain=gain)
-
-                    us = graph_us(body, 5) / count
-                    say(
-                        op=name, n=n, k=k, r=r, bn=bn, warps=warps, us=us, tb_s=n * k * 2 / us / 1e6
-                    )
-                except Exception as error:  # a variant that does not fit is a result too
-                    say(op=name, r=r, bn=bn, warps=warps, error=str(error)[:80])
-        triton_config.OVERRIDES.clear()
-
-
-def moe_sweep(subject: bench.Subject, rows: tuple[int, ...]) -> None:
-    ws = Workspace(torch.device("cuda"))
-    layers = [layer.ffn for layer in subject.weights.layers]
-    c = subject.weights.config
-    for r in rows:
-        h = torch.randn(r, c.hidden_size, device="cuda")
-        stream = Stream(h, h.bfloat16())
-        for name, values in (
-            ("GATE_UP_BN", (2, 4, 8)),
-            ("DOWN_BN", (2, 4, 8)),
-            ("ROUTER_BN", (2, 4, 8)),
-        ):
-            before = getattr(moe_ops, name)
-            for value in values:
-                setattr(moe_ops, name, value)
-                for share in (0.0, 1.0) if name == "GATE_UP_BN" else (0.0,):
-
-                    def body() -> None:
-                        for _ in range(4):
-                            for w in layers:
-                                stream.h.copy_(h)
-                                moe_ops.run(stream, w, ws, pf=None, down_share=share)
-
-                    us = graph_us(body) / (4 * len(layers))
-                    say(op="moe", r=r, knob=name, value=value, down_share=share, us=us)
-            setattr(moe_ops, name, before)
-
-
-def plans(subject: bench.Subject, k: int, rounds: int) -> None:
-    base = PrefetchPlan()
-    variants = {
-        "off": OFF,
-        "base": base,
-        "out only": replace(OFF, out=17.0),
-        "out+router": replace(OFF, out=17.0, router=5.5),
-        "out+down": replace(OFF, out=17.0, down=1.0),
-        "out+mixer4": replace(OFF, out=17.0, mixer=4.0),
-        "out+mixer16": replace(OFF, out=17.0, mixer=16.0),
-        "base down .5": replace(base, down=0.5),
-        "base mixer 16": replace(base, mixer=16.0),
-    }
-    for name, plan in variants.items():
-        row = bench.measure_round(
-            subject,
-            k,
-            plan,
-            context=1024,
-            acceptance=0.8 if k else None,
-            rounds=rounds,
-            profile=False,
-        )
-        say(op="plan", k=k, plan=name, step_us=row["step_us"], tok_s=row["tok_s"])
-
-
-def small(layers: int) -> bench.Subject:
-    config = KNOWN_SHAPES["qwen35-35b-a3b"]
+def small(model: str, layers: int) -> bench.Subject:
+    config = KNOWN_SHAPES[model]
     config = replace(config, num_layers=layers, layer_types=config.layer_types[:layers])
     subject = bench.Subject(config, 2032)
-    say(event="built", layers=layers, gib=torch.cuda.memory_allocated() / 2**30)
+    say(event="built", model=model, layers=layers, gib=torch.cuda.memory_allocated() / 2**30)
     return subject
 
 
-def show(subject: bench.Subject, k: int, plan: PrefetchPlan, name: str, **how: Any) -> None:
+def show(subject: bench.Subject, k: int, name: str) -> None:
     row = bench.measure_round(
-        subject, k, plan, context=1024, acceptance=0.8 if k else None, rounds=60, **how
+        subject, k, context=1024, acceptance=0.8 if k else None, rounds=60, profile=True
     )
     layers = subject.weights.config.num_layers
     print(bench.render({"model": name, "layers": layers, "device": "gpu", "rounds": [row]}))
 
 
-def step(
-    subject: bench.Subject, plan: PrefetchPlan, name: str, depths: tuple[int, ...] = (0, 3)
-) -> None:
+def step(subject: bench.Subject, name: str, depths: tuple[int, ...] = (0, 3)) -> None:
     found = {}
     for k in depths:
         try:
             row = bench.measure_round(
-                subject,
-                k,
-                plan,
-                context=1024,
-                acceptance=0.8 if k else None,
-                rounds=60,
-                profile=False,
+                subject, k, context=1024, acceptance=0.8 if k else None, rounds=60, profile=False
             )
             found[f"k{k}"] = round(row["step_us"], 1)
         except Exception as error:  # a variant that does not fit is a result too
@@ -161,28 +57,96 @@ def step(
     say(op="step", name=name, **found)
 
 
+@contextmanager
+def setting(module: Any, **values: Any) -> Iterator[None]:
+    before = {name: getattr(module, name) for name in values}
+    for name, value in values.items():
+        setattr(module, name, value)
+    yield
+    for name, value in before.items():
+        setattr(module, name, value)
+
+
+def carve_out(percent: int) -> None:
+    """Ask for one split of L1 and shared memory in every kernel that has been compiled."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    found = set()
+    for fn in {id(f): f for f in ALL}.values():
+        for cache in fn.device_caches.values():
+            for kernel in cache[0].values():
+                handle = ctypes.c_void_p(kernel.function)
+                found.add(driver.cuFuncSetAttribute(handle, SHARED_MEMORY_CARVEOUT, percent))
+    say(event="carve-out", percent=percent, codes=sorted(found))
+
+
+ALL: list[JITFunction] = []
+
+
+def remember() -> None:
+    original = JITFunction.run
+
+    def run(self: JITFunction, *args: Any, **kwargs: Any) -> Any:
+        ALL.append(self)
+        return original(self, *args, **kwargs)
+
+    JITFunction.run = run  # type: ignore[method-assign]
+
+
+SHAPES = {
+    "in": (12352, 2048),
+    "qkv": (9216, 2048),
+    "out": (2048, 4096),
+    "head": (248320, 2048),
+    "draft head": (32768, 2048),
+}
+
+
+def fma(n: int, k: int) -> GemvConfig:
+    warps = 2 if n >= 8192 else 4
+    return GemvConfig(4, chunk(k, warps), warps, 8192)
+
+
+def variants(subject: bench.Subject) -> None:
+    over = triton_config.OVERRIDES
+    for slices, ahead in ((1, 16), (1, 32), (2, 8), (2, 32)):
+        for name, shape in SHAPES.items():
+            if name != "out":
+                over[shape] = GemvConfig(16, 32, slices, ahead, slices)
+        step(subject, f"2048 wide: slices {slices} ahead {ahead}")
+        over.clear()
+    over[SHAPES["head"]] = GemvConfig(16, 32, 1, 16, 1)
+    step(subject, "head: slices 1")
+    over[SHAPES["head"]] = fma(*SHAPES["head"])
+    step(subject, "head: no tensor cores")
+    over.clear()
+    over[SHAPES["out"]] = GemvConfig(16, 32, 16, 8, 16)
+    step(subject, "out: slices 16")
+    over.clear()
+    for module, values in (
+        (moe_ops, {"GATE_UP_SLICES": 4}),
+        (moe_ops, {"GATE_UP_BN": 2, "GATE_UP_WARPS": 2}),
+        (moe_ops, {"GATE_UP_BN": 4, "GATE_UP_WARPS": 8}),
+        (moe_ops, {"GATE_UP_BN": 8, "GATE_UP_WARPS": 8}),
+        (moe_ops, {"GATE_UP_BN": 2, "GATE_UP_WARPS": 4}),
+        (moe_ops, {"ROUTER_BN": 1}),
+    ):
+        with setting(module, **values):
+            step(subject, str(values))
+
+
 def main() -> None:
     torch.cuda.init()
-    subject = small(8)
+    remember()
+    model = sys.argv[2] if len(sys.argv) > 2 else "qwen35-35b-a3b"
+    subject = small(model, 8)
     for k in (0, 3):
-        show(subject, k, OFF, "base")
-    if "profile" in sys.argv:
-        return
-    for bv, warps in ((32, 4), (8, 1), (16, 1)):
-        gdn_ops.BV, gdn_ops.WARPS = bv, warps
-        step(subject, OFF, f"gdn {bv} {warps}")
-    gdn_ops.BV, gdn_ops.WARPS = 16, 2
-    for bn, warps in ((4, 4), (8, 2), (8, 4)):
-        for shape in ((12352, 2048), (9216, 2048)):
-            triton_config.OVERRIDES[shape] = (bn, triton_config.chunk(shape[1], warps), warps)
-        step(subject, OFF, f"in_proj bn={bn} warps={warps}")
-    triton_config.OVERRIDES.clear()
-    for knob, values in (("DOWN_BN", (2,)), ("GATE_UP_BN", (2, 8)), ("ROUTER_BN", (2,))):
-        before = getattr(moe_ops, knob)
-        for value in values:
-            setattr(moe_ops, knob, value)
-            step(subject, OFF, f"{knob}={value}")
-        setattr(moe_ops, knob, before)
+        show(subject, k, "base")
+    if "all" in sys.argv[1]:
+        variants(subject)
+    if "carve" in sys.argv[1]:
+        for percent in (50, 100):
+            carve_out(percent)
+            step(subject, f"carve-out {percent}")
 
 
 if __name__ == "__main__":

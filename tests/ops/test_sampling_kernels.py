@@ -159,9 +159,13 @@ def test_embedding_and_mtp_input() -> None:
     tokens[0, :2], tokens[1, :2] = ints(3, 19), ints(0, -1)
     h, hx = torch.full((4, hidden), float("nan")), torch.full((4, hidden), float("nan"))
     pos, next_pos = ints(-1, -1), ints(8, 9)
-    embed_kernel[(4,)](tokens, table, h, hx, pos, next_pos, 16, v, M=m, H=hidden, HP=16)
+    gain, squares = torch.randn(hidden), torch.full((4, 3), float("nan"))
+    embed_kernel[(4,)](
+        tokens, table, gain, h, hx, squares, pos, next_pos, 16, v, M=m, H=hidden, HP=16, GROUP=4
+    )
     assert torch.equal(h, table[[3, 19, 0, 0]])
-    assert torch.equal(h, hx)
+    assert torch.equal(hx, h * (1 + gain))
+    assert torch.allclose(squares, h.square().unflatten(1, (3, 4)).sum(-1))
     assert torch.equal(pos, next_pos)
     gains = [torch.randn(hidden) for _ in range(3)]
     x = torch.full((2, 2 * hidden), float("nan"))

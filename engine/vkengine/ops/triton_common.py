@@ -3,9 +3,6 @@
 Two rules hold in every kernel of this package. Values are widened to fp32 right after each load
 (the interpreter computes garbage on bf16), and the order of additions depends on the weight's
 shape alone, never on how many rows a launch carries.
-
-``prefetch_l2`` asks the memory system to bring part of the *next* kernel's weights into L2 while
-this kernel is short of bandwidth (start, tail, latency-bound phases). It changes no value.
 """
 
 from __future__ import annotations
@@ -17,31 +14,6 @@ import triton.language as tl
 
 #: True when kernels run under the interpreter (CPU tensors); decided before ``import triton``.
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
-
-
-@triton.jit
-def prefetch_l2(base, first_byte, n_bytes, THREADS: tl.constexpr, UNITS: tl.constexpr):
-    """Ask for ``UNITS`` x ``THREADS`` lines of 128 bytes at ``base + first_byte`` in L2, clamped
-    to ``n_bytes``; the request does not wait."""
-    lane = tl.arange(0, THREADS)
-    for i in tl.static_range(UNITS):
-        off = first_byte + (i * THREADS + lane).to(tl.int64) * 128
-        off = tl.minimum(off, n_bytes - 128)
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-            "=r,l",
-            [base.to(tl.int64) + off],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
-
-
-@triton.jit
-def prefetch_tail(pid, pf_ptr, pf_bytes, pf_from, THREADS: tl.constexpr):
-    """Programs from ``pf_from`` on prefetch one slice of ``THREADS`` lines each."""
-    if pid >= pf_from:
-        prefetch_l2(pf_ptr, (pid - pf_from).to(tl.int64) * (THREADS * 128), pf_bytes, THREADS, 1)
 
 
 @triton.jit

@@ -8,21 +8,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 #: Programmatic dependent launch: a kernel's programs start, and ask for their first weights, while
 #: the kernel before them drains. Each waits for that kernel before it reads or writes anything
 #: else, and lets the next one start only after that wait: whatever is two launches old is complete.
 PDL = True
 
 #: Overrides by (N, K), set by the benchmark's sweeps only.
-OVERRIDES: dict[tuple[int, int], tuple[int, int, int]] = {}
+OVERRIDES: dict[tuple[int, int], GemvConfig] = {}
+#: Tensor cores for products whose weights are at least this many rows.
+MMA_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class GemvConfig:
-    bn: int
-    bk: int
+    bn: int  # weight rows per program
+    bk: int  # values of K per chunk
     warps: int
-    ahead: int = 16384  # weights a program asks for at once; many rows need the registers instead
+    ahead: int  # weights (steps of 32 with tensor cores) a program asks for at once
+    slices: int = 0  # slices of K, one to a warp; 0 without tensor cores
 
 
 def chunk(k: int, warps: int) -> int:
@@ -35,20 +40,33 @@ def chunk(k: int, warps: int) -> int:
 
 #: Consecutive values of one head in a chunk, where x is scaled per head.
 SLICE = 32
+#: Steps of 32 values that a warp asks for ahead: eight registers each.
+STEPS_AHEAD = 16
 
 
-def gemv_config(n: int, k: int, rows: int, head: int = 0) -> GemvConfig:
-    """Launch shape of ``[n, k] @ [k, rows]``; ``head`` > 0 when x is scaled per head of it.
+def tensor_cores(w: Tensor) -> bool:
+    """bf16 on a GPU; under the interpreter fp32 too, so that its tests reach that code."""
+    return w.element_size() == 2 or w.device.type == "cpu"
 
-    Two warps where many weight rows make enough programs; four where they do not.
-    """
+
+def gemv_config(n: int, k: int, rows: int, head: int = 0, mma: bool = True) -> GemvConfig:
+    """Launch shape of ``[n, k] @ [k, rows]``; ``head`` > 0 when x is scaled per head of it, ``mma``
+    when tensor cores can take it."""
     if (n, k) in OVERRIDES:
-        return GemvConfig(*OVERRIDES[n, k])
+        return OVERRIDES[n, k]
+    fits = k % 32 == 0 and k % max(head, 32) == 0 and (not head or head % 32 == 0)
+    if mma and fits and n >= MMA_ROWS:
+        return mma_config(n, k, head)
     warps = 2 if n >= 8192 or (head and k % 4096) else 4
     bk = chunk(k, warps)
     while head and k % (bk // min(SLICE, head) * head):
         bk //= 2
-    # A small grid is all resident: its weights can wait in registers whatever the rows.
-    ahead = 16384 if rows <= 2 or (rows <= 4 and n <= 2048) else 4096
-    narrow = rows > 4 or (rows > 2 and bool(head) and bk < 1024)
-    return GemvConfig(2 if narrow else 4, bk, warps, ahead)
+    return GemvConfig(4, bk, warps, 16384 if rows <= 2 else 4096)
+
+
+def mma_config(n: int, k: int, head: int) -> GemvConfig:
+    """Two warps a program, eight where there are few programs; a slice begins with a head."""
+    slices = 8 if n <= 4096 else 2
+    while k % (slices * max(head, 32)):
+        slices //= 2
+    return GemvConfig(16, 32, slices, STEPS_AHEAD, slices)

@@ -17,14 +17,15 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from vkengine.models.layout import AttentionWeights
 from vkengine.ops import triton_config
-from vkengine.ops.triton_common import prefetch_l2, sigmoid
-from vkengine.ops.triton_launch import Prefetch, Stream, centred, counter, gemv, stream_of
+from vkengine.ops.triton_common import sigmoid
+from vkengine.ops.triton_launch import Stream, centred, counter, gemv, stream_of
 from vkengine.rows import Rows, Workspace
 from vkengine.state import PAD, AttentionState
 
 #: Tokens per chunk of a split, and programs that share the splits of one (row, key head).
 CHUNK = 64
 WALKERS = 64
+WARPS = 8
 
 
 def split_tokens(max_len: int) -> int:
@@ -66,8 +67,6 @@ def attention_kernel(
     stat_ptr,
     counter_ptr,
     x_ptr,
-    pf_ptr,
-    pf_bytes,
     y_stride,
     slot_tokens,
     eps,
@@ -85,15 +84,10 @@ def attention_kernel(
     SPLIT: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     WALKERS: tl.constexpr,
-    PF: tl.constexpr,
     PDL: tl.constexpr,
-    THREADS: tl.constexpr,
 ):
     pid = tl.program_id(0)
     kvh = tl.program_id(1)
-    if PF > 0:
-        first = (pid * NKV + kvh).to(tl.int64) * (THREADS * PF * 128)
-        prefetch_l2(pf_ptr, first, pf_bytes, THREADS, PF)
     walker = pid // R
     r = pid % R
     b = r // M
@@ -252,13 +246,12 @@ def run(
     state: AttentionState,
     rows: Rows,
     ws: Workspace,
+    gain: Tensor,
     *,
-    pf_out: float,
-    pf: Prefetch | None,
     row: Tensor | None = None,
     into: Stream | None = None,
 ) -> None:
-    """``stream += attention(norm(stream))``; prefetches as in the DeltaNet's ``run``.
+    """``stream += attention(norm(stream))``; ``gain``: of the norm that reads the stream next.
 
     All rows enter the cache; with ``row`` [n] only those rows go on, into the stream ``into``.
     """
@@ -268,17 +261,13 @@ def run(
     dtype = w.w_qkv.dtype
     width = w.w_qkv.shape[0]
     y = ws.get("attention.y", (r, width))
-    gemv(w.w_qkv, stream.hx, y, eps=c.rms_eps, gain=centred(ws, w.norm, dtype))
+    gemv(w.w_qkv, stream.hx, y, eps=c.rms_eps, norm=stream.squares)
     length = state.k.shape[1]
     split = split_tokens(length - PAD)
     max_splits = -(-length // split)
     walkers = min(WALKERS, max_splits)
     x = ws.get("attention.x", (r, nh * d), dtype)
-    ahead = Prefetch.of(w.w_o, pf_out)
     pdl = triton_config.PDL and x.device.type != "cpu"
-    units = 0
-    if ahead is not None:
-        units = -(-ahead.n_bytes // (walkers * r * nkv * 256 * 128))
     attention_kernel[(walkers * r, nkv)](
         y,
         centred(ws, w.q_norm, dtype),
@@ -293,8 +282,6 @@ def run(
         ws.get("attention.stat", (r, nh, max_splits, 2)),
         counter(ws, "attention", r * nkv),
         x,
-        ahead.weight if ahead else y,
-        ahead.n_bytes if ahead else 0,
         width,
         length,
         c.rms_eps,
@@ -312,21 +299,20 @@ def run(
         SPLIT=split,
         MAX_SPLITS=max_splits,
         WALKERS=walkers,
-        PF=units,
         PDL=pdl,
-        THREADS=256,
-        num_warps=8,
+        num_warps=WARPS,
         launch_pdl=pdl,
         num_stages=1,
     )
     if into is None:
-        gemv(w.w_o, x, None, stream=stream, pf=pf)
+        gemv(w.w_o, x, None, stream=stream, gain=gain)
     else:
-        gemv(w.w_o, x, None, stream=into, row=row, source=stream.h, pf=pf)
+        gemv(w.w_o, x, None, stream=into, row=row, source=stream.h, gain=gain)
 
 
 def attention(
     h: Tensor, w: AttentionWeights, state: AttentionState, rows: Rows, ws: Workspace
 ) -> None:
     """Add the layer's output to ``h [R, H]``; see reference.py."""
-    run(stream_of(h, w.w_qkv.dtype, ws), w, state, rows, ws, pf_out=0.0, pf=None)
+    dtype = w.w_qkv.dtype
+    run(stream_of(h, w.norm, dtype, ws), w, state, rows, ws, centred(ws, w.norm, dtype))

@@ -11,8 +11,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 def embed_kernel(
     tokens_ptr,
     embed_ptr,
+    gain_ptr,
     h_ptr,
     hx_ptr,
+    squares_ptr,
     pos_ptr,
     next_pos_ptr,
     token_stride,
@@ -20,9 +22,11 @@ def embed_kernel(
     M: tl.constexpr,
     H: tl.constexpr,
     HP: tl.constexpr,
+    GROUP: tl.constexpr,
     PDL: tl.constexpr = False,
 ):
-    """Grid R. ``h[r] = embed[token]``; the first row of a sequence moves its cursor forward."""
+    """Grid R. ``h[r] = embed[token]``, with what the first norm needs; the first row of a sequence
+    moves its cursor forward."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -33,7 +37,11 @@ def embed_kernel(
     k = tl.arange(0, HP)
     x = tl.load(embed_ptr + token * H + k, mask=k < H, other=0.0).to(tl.float32)
     tl.store(h_ptr + r * H + k, x, mask=k < H)
-    tl.store(hx_ptr + r * H + k, x.to(hx_ptr.dtype.element_ty), mask=k < H)
+    gain = tl.load(gain_ptr + k, mask=k < H, other=0.0).to(tl.float32) + 1.0
+    tl.store(hx_ptr + r * H + k, (x * gain).to(hx_ptr.dtype.element_ty), mask=k < H)
+    part = tl.arange(0, HP // GROUP)
+    squares = tl.sum(tl.reshape(x * x, (HP // GROUP, GROUP)), axis=1)
+    tl.store(squares_ptr + r * (H // GROUP) + part, squares, mask=part < H // GROUP)
     if r % M == 0:
         tl.store(pos_ptr + b, tl.load(next_pos_ptr + b))
 

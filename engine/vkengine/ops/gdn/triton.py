@@ -22,8 +22,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from vkengine.models.layout import GdnWeights
 from vkengine.ops import triton_config
-from vkengine.ops.triton_common import prefetch_l2, sigmoid, silu, softplus
-from vkengine.ops.triton_launch import Prefetch, Stream, centred, gemv, stream_of
+from vkengine.ops.triton_common import sigmoid, silu, softplus
+from vkengine.ops.triton_launch import Stream, centred, gemv, stream_of
 from vkengine.rows import Rows, Workspace
 from vkengine.state import RING, GdnState
 
@@ -80,8 +80,6 @@ def gdn_kernel(
     ring_k_ptr,
     ring_u_ptr,
     ring_g_ptr,
-    pf_ptr,
-    pf_bytes,
     y_stride,
     M: tl.constexpr,
     HK: tl.constexpr,
@@ -92,133 +90,118 @@ def gdn_kernel(
     TAPS: tl.constexpr,
     RING: tl.constexpr,
     PENDING: tl.constexpr,
-    PF: tl.constexpr,
     PDL: tl.constexpr,
-    THREADS: tl.constexpr,
 ):
     tiles: tl.constexpr = DV // BV
     pid = tl.program_id(0)
     b = tl.program_id(1)
-    if PF > 0:
-        if pid >= HV * tiles:
-            first = (pid - HV * tiles).to(tl.int64) * (THREADS * PF * 128)
-            prefetch_l2(pf_ptr, first, pf_bytes, THREADS, PF)
-    if pid < HV * tiles:
-        hv = pid // tiles
-        tile = pid % tiles
-        group: tl.constexpr = HV // HK
-        hk = hv // group
-        conv_dim: tl.constexpr = 2 * HK * DK + HV * DV
-        slot = tl.load(slot_ptr + b).to(tl.int64)
-        pos0 = tl.load(pos_ptr + b)
-        folded = tl.load(folded_ptr + slot)
-        dk = tl.arange(0, DK)
-        dv = tile * BV + tl.arange(0, BV)
-        s_tile = s_ptr + (slot * HV + hv) * (DK * DV) + dk[:, None] * DV + dv[None, :]
-        rk = ring_k_ptr + slot * (RING * HK * DK) + hk * DK + dk
-        ru = ring_u_ptr + slot * (RING * HV * DV) + hv * DV + dv
-        rg = ring_g_ptr + slot * (RING * HV) + hv
-        conv = conv_ptr + slot * (RING * conv_dim)
-        s = tl.load(s_tile)
-        # All loads are issued before the first use: the chain below is short of latency, not bytes.
-        ring_k = ()
-        ring_u = ()
-        ring_g = ()
-        for i in tl.static_range(PENDING):
-            at = (folded + i) & (RING - 1)
-            live = folded + i < pos0
-            old_k = tl.load(rk + at * (HK * DK), mask=dk * 0 + live > 0, other=0.0)
-            old_u = tl.load(ru + at * (HV * DV), mask=dv * 0 + live > 0, other=0.0)
-            ring_k = ring_k + (old_k,)
-            ring_u = ring_u + (old_u,)
-            ring_g = ring_g + (tl.load(rg + at * HV, mask=live, other=1.0),)
-        a_rate = tl.exp(tl.load(a_log_ptr + hv).to(tl.float32))
-        bias = tl.load(dt_bias_ptr + hv).to(tl.float32)
-        gain = tl.load(norm_ptr + dv).to(tl.float32)
-        q_ch = hk * DK + dk
-        k_ch = HK * DK + q_ch
-        v_ch = 2 * HK * DK + hv * DV + dv
-        q_rows, q_taps = history(conv, conv_w_ptr, q_ch, pos0, conv_dim, RING, TAPS)
-        k_rows, k_taps = history(conv, conv_w_ptr, k_ch, pos0, conv_dim, RING, TAPS)
-        v_rows, v_taps = history(conv, conv_w_ptr, v_ch, pos0, conv_dim, RING, TAPS)
-        for i in tl.static_range(PENDING):
-            if folded + i < pos0:
-                s = advance(s, ring_k[i], ring_u[i], s * ring_g[i])
-        if folded < pos0:
-            tl.store(s_tile, s)
-        # Everything so far is more than one launch old: state, cursors, rings. Only y is not.
-        if PDL:
-            gdc_wait()
-            gdc_launch_dependents()
-        rows = y_ptr + (b * M).to(tl.int64) * y_stride
-        z_in = ()
-        b_in = ()
-        a_in = ()
-        for j in tl.static_range(M):
-            yj = rows + j * y_stride
-            q_rows = q_rows + (tl.load(yj + q_ch),)
-            k_rows = k_rows + (tl.load(yj + k_ch),)
-            v_rows = v_rows + (tl.load(yj + v_ch),)
-            z_in = z_in + (tl.load(yj + conv_dim + hv * DV + dv),)
-            b_in = b_in + (tl.load(yj + conv_dim + HV * DV + hv),)
-            a_in = a_in + (tl.load(yj + conv_dim + HV * DV + HV + hv),)
-        qs = ()
-        ks = ()
-        vs = ()
-        zs = ()
-        betas = ()
-        decays = ()
-        for j in tl.static_range(M):
-            q = convolve(q_rows, q_taps, j, TAPS)
-            k = convolve(k_rows, k_taps, j, TAPS)
-            k = k * tl.rsqrt(tl.sum(k * k, axis=0) + 1e-6)
-            g = tl.exp(-a_rate * softplus(a_in[j] + bias))
-            qs = qs + (q * (tl.rsqrt(tl.sum(q * q, axis=0) + 1e-6) * (DK**-0.5)),)
-            ks = ks + (k,)
-            vs = vs + (convolve(v_rows, v_taps, j, TAPS),)
-            zs = zs + (gain * silu(z_in[j]),)
-            betas = betas + (sigmoid(b_in[j]),)
-            decays = decays + (g,)
-            i = (pos0 + j) & (RING - 1)
-            raw_v = v_rows[TAPS - 1 + j]
-            tl.store(conv + i * conv_dim + v_ch, raw_v.to(conv_ptr.dtype.element_ty))
-            if tile == 0:
-                tl.store(rg + i * HV, g)
-            if pid % (group * tiles) == 0:
-                raw_q = q_rows[TAPS - 1 + j]
-                raw_k = k_rows[TAPS - 1 + j]
-                tl.store(rk + i * (HK * DK), k)
-                tl.store(conv + i * conv_dim + q_ch, raw_q.to(conv_ptr.dtype.element_ty))
-                tl.store(conv + i * conv_dim + k_ch, raw_k.to(conv_ptr.dtype.element_ty))
-        for j in tl.static_range(M):
-            q = qs[j]
-            k = ks[j]
-            s = s * decays[j]
-            seen = tl.sum(s * k[:, None], axis=0)
-            read = tl.sum(s * q[:, None], axis=0)
-            u = betas[j] * (vs[j] - seen)
-            # S_new^T q = (g S)^T q + (k . q) u: one exchange between warps less on the chain.
-            o = tl.fma(tl.sum(k * q, axis=0) + tl.zeros_like(u), u, read)
-            if j < M - 1:
-                s = advance(s, k, u, s)
-            r = b * M + j
-            tl.store(squares_ptr + (r * HV + hv) * tiles + tile, tl.sum(o * o, axis=0))
-            tl.store(x_ptr + r * (HV * DV) + hv * DV + dv, (o * zs[j]).to(x_ptr.dtype.element_ty))
-            tl.store(ru + ((pos0 + j) & (RING - 1)) * (HV * DV), u)
+    hv = pid // tiles
+    tile = pid % tiles
+    group: tl.constexpr = HV // HK
+    hk = hv // group
+    conv_dim: tl.constexpr = 2 * HK * DK + HV * DV
+    slot = tl.load(slot_ptr + b).to(tl.int64)
+    pos0 = tl.load(pos_ptr + b)
+    folded = tl.load(folded_ptr + slot)
+    dk = tl.arange(0, DK)
+    dv = tile * BV + tl.arange(0, BV)
+    s_tile = s_ptr + (slot * HV + hv) * (DK * DV) + dk[:, None] * DV + dv[None, :]
+    rk = ring_k_ptr + slot * (RING * HK * DK) + hk * DK + dk
+    ru = ring_u_ptr + slot * (RING * HV * DV) + hv * DV + dv
+    rg = ring_g_ptr + slot * (RING * HV) + hv
+    conv = conv_ptr + slot * (RING * conv_dim)
+    s = tl.load(s_tile)
+    # All loads are issued before the first use: the chain below is short of latency, not bytes.
+    ring_k = ()
+    ring_u = ()
+    ring_g = ()
+    for i in tl.static_range(PENDING):
+        at = (folded + i) & (RING - 1)
+        live = folded + i < pos0
+        old_k = tl.load(rk + at * (HK * DK), mask=dk * 0 + live > 0, other=0.0)
+        old_u = tl.load(ru + at * (HV * DV), mask=dv * 0 + live > 0, other=0.0)
+        ring_k = ring_k + (old_k,)
+        ring_u = ring_u + (old_u,)
+        ring_g = ring_g + (tl.load(rg + at * HV, mask=live, other=1.0),)
+    a_rate = tl.exp(tl.load(a_log_ptr + hv).to(tl.float32))
+    bias = tl.load(dt_bias_ptr + hv).to(tl.float32)
+    gain = tl.load(norm_ptr + dv).to(tl.float32)
+    q_ch = hk * DK + dk
+    k_ch = HK * DK + q_ch
+    v_ch = 2 * HK * DK + hv * DV + dv
+    q_rows, q_taps = history(conv, conv_w_ptr, q_ch, pos0, conv_dim, RING, TAPS)
+    k_rows, k_taps = history(conv, conv_w_ptr, k_ch, pos0, conv_dim, RING, TAPS)
+    v_rows, v_taps = history(conv, conv_w_ptr, v_ch, pos0, conv_dim, RING, TAPS)
+    for i in tl.static_range(PENDING):
+        if folded + i < pos0:
+            s = advance(s, ring_k[i], ring_u[i], s * ring_g[i])
+    if folded < pos0:
+        tl.store(s_tile, s)
+    # Everything so far is more than one launch old: state, cursors, rings. Only y is not.
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    rows = y_ptr + (b * M).to(tl.int64) * y_stride
+    z_in = ()
+    b_in = ()
+    a_in = ()
+    for j in tl.static_range(M):
+        yj = rows + j * y_stride
+        q_rows = q_rows + (tl.load(yj + q_ch),)
+        k_rows = k_rows + (tl.load(yj + k_ch),)
+        v_rows = v_rows + (tl.load(yj + v_ch),)
+        z_in = z_in + (tl.load(yj + conv_dim + hv * DV + dv),)
+        b_in = b_in + (tl.load(yj + conv_dim + HV * DV + hv),)
+        a_in = a_in + (tl.load(yj + conv_dim + HV * DV + HV + hv),)
+    qs = ()
+    ks = ()
+    vs = ()
+    zs = ()
+    betas = ()
+    decays = ()
+    for j in tl.static_range(M):
+        q = convolve(q_rows, q_taps, j, TAPS)
+        k = convolve(k_rows, k_taps, j, TAPS)
+        k = k * tl.rsqrt(tl.sum(k * k, axis=0) + 1e-6)
+        g = tl.exp(-a_rate * softplus(a_in[j] + bias))
+        qs = qs + (q * (tl.rsqrt(tl.sum(q * q, axis=0) + 1e-6) * (DK**-0.5)),)
+        ks = ks + (k,)
+        vs = vs + (convolve(v_rows, v_taps, j, TAPS),)
+        zs = zs + (gain * silu(z_in[j]),)
+        betas = betas + (sigmoid(b_in[j]),)
+        decays = decays + (g,)
+        i = (pos0 + j) & (RING - 1)
+        raw_v = v_rows[TAPS - 1 + j]
+        tl.store(conv + i * conv_dim + v_ch, raw_v.to(conv_ptr.dtype.element_ty))
+        if tile == 0:
+            tl.store(rg + i * HV, g)
+        if pid % (group * tiles) == 0:
+            raw_q = q_rows[TAPS - 1 + j]
+            raw_k = k_rows[TAPS - 1 + j]
+            tl.store(rk + i * (HK * DK), k)
+            tl.store(conv + i * conv_dim + q_ch, raw_q.to(conv_ptr.dtype.element_ty))
+            tl.store(conv + i * conv_dim + k_ch, raw_k.to(conv_ptr.dtype.element_ty))
+    for j in tl.static_range(M):
+        q = qs[j]
+        k = ks[j]
+        s = s * decays[j]
+        seen = tl.sum(s * k[:, None], axis=0)
+        read = tl.sum(s * q[:, None], axis=0)
+        u = betas[j] * (vs[j] - seen)
+        # S_new^T q = (g S)^T q + (k . q) u: one exchange between warps less on the chain.
+        o = tl.fma(tl.sum(k * q, axis=0) + tl.zeros_like(u), u, read)
+        if j < M - 1:
+            s = advance(s, k, u, s)
+        r = b * M + j
+        tl.store(squares_ptr + (r * HV + hv) * tiles + tile, tl.sum(o * o, axis=0))
+        tl.store(x_ptr + r * (HV * DV) + hv * DV + dv, (o * zs[j]).to(x_ptr.dtype.element_ty))
+        tl.store(ru + ((pos0 + j) & (RING - 1)) * (HV * DV), u)
 
 
 def run(
-    stream: Stream,
-    w: GdnWeights,
-    state: GdnState,
-    rows: Rows,
-    ws: Workspace,
-    *,
-    pf_out: float,
-    pf: Prefetch | None,
+    stream: Stream, w: GdnWeights, state: GdnState, rows: Rows, ws: Workspace, gain: Tensor
 ) -> None:
-    """``stream += gdn(norm(stream))``. ``pf_out``: megabytes of the out-projection to prefetch
-    during the recurrence; ``pf`` goes with the out-projection itself."""
+    """``stream += gdn(norm(stream))``; ``gain`` is that of the norm which reads the stream next."""
     c = w.config
     r = stream.h.shape[0]
     batch, m = r // rows.m, rows.m
@@ -226,17 +209,13 @@ def run(
     dtype = w.w_in.dtype
     width = w.w_in.shape[0]
     y = ws.get("gdn.y", (r, width))
-    gemv(w.w_in, stream.hx, y, eps=c.rms_eps, gain=centred(ws, w.norm, dtype))
+    gemv(w.w_in, stream.hx, y, eps=c.rms_eps, norm=stream.squares)
     bv = min(BV, dv)
     x = ws.get("gdn.x", (r, hv * dv), dtype)
     squares = ws.get("gdn.squares", (r, hv, dv // bv))
-    ahead = Prefetch.of(w.w_out, pf_out)
-    units, extra = 4, 0
-    if ahead is not None:
-        extra = -(-ahead.n_bytes // (WARPS * 32 * 128 * units))
     pdl = triton_config.PDL and stream.h.device.type != "cpu"
     assert m + PENDING <= RING, "ring too short for the rows of two rounds"
-    gdn_kernel[(hv * (dv // bv) + extra, batch)](
+    gdn_kernel[(hv * (dv // bv), batch)](
         y,
         w.conv,
         w.a_log,
@@ -252,8 +231,6 @@ def run(
         state.ring_k,
         state.ring_u,
         state.ring_g,
-        ahead.weight if ahead else y,
-        ahead.n_bytes if ahead else 0,
         width,
         M=m,
         HK=hk,
@@ -264,15 +241,14 @@ def run(
         TAPS=c.conv_width,
         RING=RING,
         PENDING=PENDING,
-        PF=units if ahead else 0,
         PDL=pdl,
-        THREADS=WARPS * 32,
         num_warps=WARPS,
         launch_pdl=pdl,
     )
-    gemv(w.w_out, x, None, eps=c.rms_eps, squares=squares, head=dv, stream=stream, pf=pf)
+    gemv(w.w_out, x, None, eps=c.rms_eps, squares=squares, head=dv, stream=stream, gain=gain)
 
 
 def gdn(h: Tensor, w: GdnWeights, state: GdnState, rows: Rows, ws: Workspace) -> None:
     """Add the layer's output to ``h [R, H]``; see reference.py."""
-    run(stream_of(h, w.w_in.dtype, ws), w, state, rows, ws, pf_out=0.0, pf=None)
+    dtype = w.w_in.dtype
+    run(stream_of(h, w.norm, dtype, ws), w, state, rows, ws, centred(ws, w.norm, dtype))

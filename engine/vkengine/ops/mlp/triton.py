@@ -5,20 +5,20 @@ from __future__ import annotations
 from torch import Tensor
 
 from vkengine.models.layout import MlpWeights
-from vkengine.ops.triton_launch import Prefetch, Stream, centred, gemv, stream_of
+from vkengine.ops.triton_launch import Stream, centred, gemv, stream_of
 from vkengine.rows import Rows, Workspace
 
 
-def run(stream: Stream, w: MlpWeights, ws: Workspace, *, pf: Prefetch | None) -> None:
-    """``stream += down(silu(gate x) * up x)`` with ``x = norm(stream)``."""
+def run(stream: Stream, w: MlpWeights, ws: Workspace, gain: Tensor) -> None:
+    """``stream += down(silu(gate x) * up x)`` with ``x = norm(stream)``; ``gain``: of the norm that
+    reads the stream next."""
     r = stream.h.shape[0]
-    dtype = w.gate_up.dtype
-    act = ws.get("mlp.act", (r, w.gate_up.shape[0] // 2), dtype)
-    gain = centred(ws, w.norm, dtype)
-    gemv(w.gate_up, stream.hx, act, eps=w.config.rms_eps, gain=gain, swiglu=True)
-    gemv(w.down, act, None, stream=stream, pf=pf)
+    act = ws.get("mlp.act", (r, w.gate_up.shape[0] // 2), w.gate_up.dtype)
+    gemv(w.gate_up, stream.hx, act, eps=w.config.rms_eps, norm=stream.squares, swiglu=True)
+    gemv(w.down, act, None, stream=stream, gain=gain)
 
 
 def mlp(h: Tensor, w: MlpWeights, state: None, rows: Rows, ws: Workspace) -> None:
     """Add the layer's output to ``h [R, H]``; see reference.py."""
-    run(stream_of(h, w.gate_up.dtype, ws), w, ws, pf=None)
+    dtype = w.gate_up.dtype
+    run(stream_of(h, w.norm, dtype, ws), w, ws, centred(ws, w.norm, dtype))
