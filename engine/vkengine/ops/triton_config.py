@@ -42,6 +42,7 @@ def chunk(k: int, warps: int) -> int:
 SLICE = 32
 #: Steps of 32 values that a warp asks for ahead: eight registers each.
 STEPS_AHEAD = 16
+MOST_STEPS = 64
 
 
 def tensor_cores(w: Tensor) -> bool:
@@ -65,8 +66,11 @@ def gemv_config(n: int, k: int, rows: int, head: int = 0, mma: bool = True) -> G
 
 
 def mma_config(n: int, k: int, head: int) -> GemvConfig:
-    """Two warps a program, eight where there are few programs; a slice begins with a head."""
+    """Two warps a program, more where there are few programs or K is long (the steps of a slice are
+    unrolled, and the compiler needs minutes for hundreds); a slice begins with a head."""
     slices = 8 if n <= 4096 else 2
+    while slices < 8 and k // (slices * 32) > (MOST_STEPS // 2 if head else MOST_STEPS):
+        slices *= 2
     while k % (slices * max(head, 32)):
         slices //= 2
     return GemvConfig(16, 32, slices, STEPS_AHEAD, slices)
