@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3000)]
 
 SLOW_VK = Path(__file__).parent / "slow_vk.py"
 # Few blocks where the machine is quiet enough, more where they cannot tell ten percent.
