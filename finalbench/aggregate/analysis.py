@@ -215,10 +215,15 @@ def label(cell: CellRow) -> str:
 
 
 def _bare(run: Run, rows: Sequence[ResultRow], baselines: Sequence[str]) -> BareComparison:
-    """Only the declared baseline has a bare loop: its base cell over HTTP against it."""
+    """Only the declared baseline has a bare loop: its base cell over HTTP against it, from the
+    block it was timed behind: a machine that changes its speed must not look like HTTP's cost."""
     bare = run.bare_loop
     row = base_cell(rows, baselines[0]) if baselines else None
     http = None if row is None else row.cell.decode_tok_s
+    if row is not None and bare is not None and bare.after_block is not None:
+        blocks = row.cell.decode_tok_s_blocks
+        if bare.after_block < len(blocks) and blocks[bare.after_block] is not None:
+            http = blocks[bare.after_block]
     value = None if bare is None else bare.decode_tok_s
     reason: str | None = None
     if bare is None:

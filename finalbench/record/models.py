@@ -217,6 +217,7 @@ class BareLoop(Frozen):
     output_tokens: int | None
     reason: str | None  # why a value is null
     raw: dict[str, Any] | None
+    after_block: int | None = None  # the block it was timed right behind: what it compares with
 
 
 class ClientCeiling(Frozen):

@@ -131,6 +131,7 @@ def _execute(
             if bare is None and opened.run.scenario.measure.bare_loop and not options.endpoints:
                 progress.phase("bare generate loop of the baseline")
                 bare = time_bare_loop(opened.run, options.environment, path, options.containers)
+                bare = bare.model_copy(update={"after_block": block.index})
                 runner.run_state = runner.run_state.model_copy(update={"bare_loop": bare})
         interrupts.check()
         status = "complete" if ledger.count() == total and not runner.unscored() else "partial"

@@ -334,6 +334,10 @@ def test_the_baseline_over_http_against_its_bare_loop() -> None:
     assert found.share == pytest.approx(found.http_decode_tok_s / 50.0)
     assert found.reason is None
     assert ANALYSIS.bare_loop.reason == "the bare loop was not timed"
+    records = make_records(a_run(bare_loop=a_bare_loop(after_block=1)), noise=0.05, seed=4)
+    behind = analyse(records)
+    blocks = next(r.cell for r in behind.rows if r.cell.arm == "stock").decode_tok_s_blocks
+    assert behind.bare_loop.http_decode_tok_s == blocks[1] != blocks[0]
     failed = a_bare_loop(decode_tok_s=None, reason="exit 3")
     assert analyse(make_records(a_run(bare_loop=failed))).bare_loop.reason == "exit 3"
 
