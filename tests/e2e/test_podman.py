@@ -17,7 +17,7 @@ from finalbench.runtime.container import ContainerRuntime
 from finalbench.runtime.server import Wanted
 from finalbench.scenario import load_scenario, parse_override
 
-pytestmark = pytest.mark.container
+pytestmark = pytest.mark.nightly  # installs podman, and needs what a container may not allow
 
 
 @pytest.fixture(scope="module")
