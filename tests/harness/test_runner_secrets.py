@@ -60,8 +60,8 @@ def test_planted_secrets_never_reach_a_bundle(
         "LAB_PASSWORD": PLAIN,
         "VLLM_API_KEY": PLAIN,
         "FINALBENCH_VK": f"{sys.executable} {HERE / 'fake_vk.py'}",
-        # Half of the requests fail, and the reason quotes the key.
-        "VK_FAKE": f"vk:ok,step_ms=1,fail_share=0.5,fail_text={KEY}",
+        # Every request fails, and the reason quotes the key.
+        "VK_FAKE": f"vk:ok,step_ms=1,fail_share=1.0,fail_text={KEY}",
         "FINALBENCH_VLLM": f"{sys.executable} {server}",
         "FINALBENCH_VLLM_ARGS": f"--api-key {PLAIN}",
     }
