@@ -21,7 +21,8 @@ from triton.runtime.jit import JITFunction
 
 from .checkpoint import random_model
 from .config import KNOWN_SHAPES, ModelConfig
-from .graph import Lanes, Round
+from .graph import Round
+from .lanes import Lanes
 from .models.layout import ModelWeights
 from .rows import Workspace
 from .state import State

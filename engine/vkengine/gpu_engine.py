@@ -10,26 +10,21 @@ verify and finish, with torch on the device: the same tokens, one synchronisatio
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .checkpoint import CheckpointError
-from .config import ModelConfig
 from .engine import Engine
+from .feed import Feed
 from .gpu_guided import Flight, GuidedRounds
 from .gpu_prefill import Prefill
-from .graph import WIDTH, Feed, Lanes, Round
-from .models.layout import ModelWeights
+from .graph import Round
+from .lanes import WIDTH, Lanes
 from .output import Output
-from .routing import distinct_experts
-from .rows import Workspace
 from .sampler import Sampler, logprobs_of
-from .sampling import Draft, SamplingParams
+from .sampling import SamplingParams
 from .sequence import Sequence
-from .state import State, cache_length
 from .step import Model
 
 #: Rounds the kernels hold; deeper drafts are cut to it.
@@ -63,7 +58,6 @@ class GpuEngine(GuidedRounds, Engine):
         self.routing: list[float] = []
         for k in capture:
             self._round(1, k, k > 0, HEAD_ROWS).capture()
-        self.feed.capture()
         self.prefill.warm()
         if capture:
             self.launch_us = self._measure_launch(capture[0])
@@ -175,23 +169,9 @@ class GpuEngine(GuidedRounds, Engine):
         self.lane.append(s)
 
     def _score_prompt(self, s: Sequence, tokens: Tensor) -> None:
-        """Prompt log-probabilities: the same rows, with the head over each eight of them."""
-        from .graph import FEED
-
-        n = len(s.prompt)
-        one = Round(
-            self.model.weights,
-            self.model.state,
-            self.feed.lanes,
-            self.model.ws,
-            FEED - 1,
-            mtp=False,
-        )
-        for first in range(0, n - 1, FEED):
-            self.feed.prompt(s.slot, tokens, first, min(first + FEED, n - 1))
-            trunk = one.stream("trunk", FEED)
-            logits = one.project("score", trunk, self.model.weights.head)
-            self._score(s, first, logits[: n - 1 - first].cpu())
+        """Prompt log-probabilities, and the prompt's state with them."""
+        for first, logits in self.feed.logits(s.slot, tokens, len(s.prompt) - 1):
+            self._score(s, first, logits.cpu())
 
     def _depth(self, s: Sequence) -> int:
         if not s.draft.active:
@@ -309,40 +289,3 @@ class GpuEngine(GuidedRounds, Engine):
     def close(self) -> None:
         self._land_all()
         super().close()
-
-
-def load_cuda_engine(
-    config: ModelConfig,
-    weights_for: Callable[[int], ModelWeights],
-    *,
-    profile: str,
-    weights: str,
-    max_len: int,
-    max_sequences: int,
-    default_draft: Draft,
-) -> GpuEngine:
-    """Weights on the GPU, state for all slots, graphs for one stream at the usual depths."""
-    device = torch.device("cuda")
-    with torch.inference_mode():
-        parameters = weights_for(cache_length(max_len))
-        if default_draft.active and default_draft.method == "mtp" and parameters.mtp is None:
-            missing = parameters.missing_mtp
-            what = f"tensor {missing[0]} is missing" if missing else "the model has no MTP module"
-            raise CheckpointError(f"{config.name}: cannot draft with mtp: {what}")
-        dtype = parameters.embed.dtype
-        mtp = parameters.mtp is not None
-        state = State(config, max_sequences, max_len, device, dtype, mtp=mtp)
-        depths = {0}
-        if default_draft.active and default_draft.k != "auto" and mtp:
-            depths.add(min(int(default_draft.k), MAX_K))
-        model = Model(parameters, state, Workspace(device))
-        engine = GpuEngine(
-            model,
-            capture=tuple(sorted(depths)),
-            profile=profile,
-            weights=weights,
-            default_draft=default_draft,
-        )
-        if config.num_experts and weights.startswith("random"):
-            engine.routing = distinct_experts(model)
-        return engine

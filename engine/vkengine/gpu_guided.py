@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .graph import WIDTH
+from .lanes import WIDTH
 from .ops.sample import process, row_key
 from .ops.sample.noise import gumbel
 from .sequence import Sequence

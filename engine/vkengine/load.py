@@ -96,7 +96,7 @@ def load_engine(
     max_len = min(max_model_len or DEFAULT_MAX_LEN, config.max_positions)
     kind = getattr(torch, dtype)
     if device == "cuda":
-        from .gpu_engine import load_cuda_engine
+        from .gpu_load import load_cuda_engine
 
         return load_cuda_engine(
             config, lambda positions: _weights(model, config, seed, where, kind, positions),

@@ -8,7 +8,8 @@ import pytest
 import torch
 from vkengine.checkpoint import random_model
 from vkengine.config import KNOWN_SHAPES
-from vkengine.graph import Lanes, Round
+from vkengine.graph import Round
+from vkengine.lanes import Lanes
 from vkengine.models.layout import ModelWeights
 from vkengine.rows import Workspace
 from vkengine.state import State

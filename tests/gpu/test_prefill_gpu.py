@@ -9,8 +9,10 @@ import pytest
 import torch
 from vkengine.checkpoint import random_model
 from vkengine.config import KNOWN_SHAPES
+from vkengine.feed import Feed
 from vkengine.gpu_prefill import Prefill
-from vkengine.graph import WIDTH, Feed, Lanes, Round
+from vkengine.graph import Round
+from vkengine.lanes import WIDTH, Lanes
 from vkengine.models.layout import ModelWeights
 from vkengine.rows import Workspace
 from vkengine.state import State

@@ -123,7 +123,6 @@ def variants(subject: bench.Subject) -> None:
     step(subject, "out: slices 16")
     over.clear()
     for module, values in (
-        (moe_ops, {"GATE_UP_SLICES": 4}),
         (moe_ops, {"GATE_UP_BN": 2, "GATE_UP_WARPS": 2}),
         (moe_ops, {"GATE_UP_BN": 4, "GATE_UP_WARPS": 8}),
         (moe_ops, {"GATE_UP_BN": 8, "GATE_UP_WARPS": 8}),

@@ -1199,6 +1199,26 @@ def test_routing_is_judged_by_measuring_servers_of_each_arm() -> None:
     assert rules(replace(records, servers=(other, *records.servers))) == set()
 
 
+def test_an_arm_with_the_same_weights_may_speak_for_another_on_routing() -> None:
+    records = random_moe({"distinct_experts": [8.0, 15.7]})
+
+    def silent_stock(digest: str) -> RunRecords:
+        def changed(server: ServerRecord) -> ServerRecord:
+            silent = {"routing": None} if server.arm == "stock" else {}
+            mine = digest if server.arm == "stock" else "sha256:one"
+            return server.model_copy(
+                update={
+                    name: {**(getattr(server, name) or {}), **silent, "model_digest": mine}
+                    for name in ("settings", "settings_after")
+                }
+            )
+
+        return replace(records, servers=tuple(changed(s) for s in records.servers))
+
+    assert "correlated_routing" not in rules(silent_stock("sha256:one"))
+    assert "correlated_routing" in rules(silent_stock("sha256:two"))
+
+
 def test_routing_measured_while_serving_is_taken_as_last_told() -> None:
     good, bad = {"distinct_experts": [8.0, 15.7]}, {"distinct_experts": [8.0, 12.0]}
 

@@ -10,6 +10,8 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ TYPES = {
     torch.int64: "*i64",
     torch.bool: "*i1",
 }
+META = torch.device("meta")
 OPTIONS = ("num_warps", "num_stages", "launch_pdl", "maxnreg")
 
 
@@ -88,26 +91,25 @@ def resources(cubin: bytes) -> dict[str, int]:
     return {"registers": found.get("REG", -1), "stack": found.get("STACK", -1)}
 
 
-def compile_round(model: str, k: int, arch: int, batch: int = 1) -> list[dict[str, Any]]:
+def on_meta(model: str, kinds: tuple[str, ...], batch: int = 1) -> tuple[Any, Any]:
+    """Weights and state of a few layers of true width, without memory."""
     from vkengine.checkpoint import Builder, rotary_tables
     from vkengine.config import KNOWN_SHAPES
-    from vkengine.graph import Lanes, Round
-    from vkengine.rows import Workspace
     from vkengine.state import State
 
-    config = KNOWN_SHAPES[model]
-    kinds = ("gdn", "attention", "gdn")
-    config = replace(config, num_layers=len(kinds), layer_types=kinds)
-    meta = torch.device("meta")
+    config = replace(KNOWN_SHAPES[model], num_layers=len(kinds), layer_types=kinds)
 
     def source(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        return torch.empty(shape, device=meta, dtype=torch.bfloat16)
+        return torch.empty(shape, device=META, dtype=torch.bfloat16)
 
-    cos, sin = rotary_tables(config, 4096, meta)
-    builder = Builder(config, source, meta, torch.bfloat16, cos, sin)
-    weights = builder.model("model.", True)
-    state = State(config, batch, 2048, meta, torch.bfloat16, True)
-    lanes = Lanes.make(batch, batch, meta)
+    cos, sin = rotary_tables(config, 4096, META)
+    weights = Builder(config, source, META, torch.bfloat16, cos, sin).model("model.", True)
+    return weights, State(config, batch, 2048, META, torch.bfloat16, True)
+
+
+@contextmanager
+def caught(arch: int) -> Iterator[Catcher]:
+    """Launches inside are compiled, not run."""
     catcher = Catcher(arch)
     original = JITFunction.run
 
@@ -116,10 +118,19 @@ def compile_round(model: str, k: int, arch: int, batch: int = 1) -> list[dict[st
 
     JITFunction.run = run  # type: ignore[method-assign]
     try:
-        one = Round(weights, state, lanes, Workspace(meta), k)
-        one.run()
+        yield catcher
     finally:
         JITFunction.run = original  # type: ignore[method-assign]
+
+
+def compile_round(model: str, k: int, arch: int, batch: int = 1) -> list[dict[str, Any]]:
+    from vkengine.graph import Round
+    from vkengine.lanes import Lanes
+    from vkengine.rows import Workspace
+
+    weights, state = on_meta(model, ("gdn", "attention", "gdn"), batch)
+    with caught(arch) as catcher:
+        Round(weights, state, Lanes.make(batch, batch, META), Workspace(META), k).run()
     return list(catcher.seen.values())
 
 

@@ -56,10 +56,8 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     [(1, torch.float32, 48), (3, torch.bfloat16, 48), (3, torch.bfloat16, 64)],
 )
 def test_moe(rows: int, dtype: torch.dtype, hidden: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A width of 48 does without tensor cores, 64 in two slices does with them."""
     from vkengine.ops.moe import triton as kernels
 
-    monkeypatch.setattr(kernels, "GATE_UP_SLICES", 2)
     t = make(dtype, hidden_size=hidden)
     w = t.moe()
     h = t.normal(rows, hidden)

@@ -11,7 +11,7 @@ from torch import Tensor
 from vkengine.ops import triton_config
 from vkengine.ops.triton_config import SLICE, gemv_config, tensor_cores
 from vkengine.ops.triton_gemv import gemv_kernel
-from vkengine.rows import Rows, Workspace
+from vkengine.rows import Workspace
 
 
 @dataclass(slots=True)
@@ -132,6 +132,7 @@ def stream_of(h: Tensor, gain: Tensor, dtype: torch.dtype, ws: Workspace) -> Str
     return Stream(h, hx, squares)
 
 
-def positions(rows: Rows) -> tuple[Tensor, Tensor]:
-    """(slot, pos0) as the kernels take them."""
-    return rows.slot, rows.pos0
+def tensor(w: object) -> Tensor:
+    """A GPU matrix is a plain tensor."""
+    assert isinstance(w, Tensor)
+    return w

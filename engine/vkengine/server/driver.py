@@ -184,7 +184,7 @@ class Driver:
         for output in outputs:
             if output.finish_reason is not None:
                 self._running.pop(output.request_id, None)
-            elif self._running[output.request_id].may_be_cut:
+            elif (job := self._running.get(output.request_id)) is not None and job.may_be_cut:
                 output.stats = self.engine.progress(output.request_id)
         if outputs:
             self._post(self._deliver, outputs, now_s)

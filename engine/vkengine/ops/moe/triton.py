@@ -22,15 +22,8 @@ from vkengine.models.layout import MoeWeights
 from vkengine.ops import triton_config
 from vkengine.ops.moe.triton_select import select_experts
 from vkengine.ops.triton_common import silu, sum8
-from vkengine.ops.triton_config import chunk, tensor_cores
-from vkengine.ops.triton_gemv import (
-    INTERPRETED,
-    partial_squares,
-    row_fragment,
-    swiglu_dot,
-    tile_dot,
-    weight_fragment,
-)
+from vkengine.ops.triton_config import chunk
+from vkengine.ops.triton_gemv import partial_squares, swiglu_dot, tile_dot
 from vkengine.ops.triton_launch import Stream, centred, counter, stream_of
 from vkengine.rows import Rows, Workspace
 
@@ -39,8 +32,6 @@ ROUTER_BN = 2
 SHARED_BN = 4
 GATE_UP_BN = 4
 GATE_UP_WARPS = 4
-#: Slices of K, one to a warp, with tensor cores; 0 without them.
-GATE_UP_SLICES = 0
 DOWN_BN = 4
 
 
@@ -110,7 +101,6 @@ def gate_up_kernel(
     TOPK: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
-    S: tl.constexpr,
     P: tl.constexpr,
     PP: tl.constexpr,
     PDL: tl.constexpr,
@@ -120,78 +110,33 @@ def gate_up_kernel(
     pair = pid % n_pairs
     row = pair // TOPK
     rank = pair % TOPK
-    if S > 0:
-        # Tensor cores: eight outputs, their gate and up rows as the two halves of a fragment.
-        i = tl.arange(0, 8)
-        half = tl.arange(0, 2)
-        steps: tl.constexpr = K // (S * 32)
-        at = tl.arange(0, S)[:, None] * (steps * 32) + tl.arange(0, 32)[None, :]
-        n = tile * 8 + i[:, None] + half[None, :] * I
-        inside = (tile * 8 + i[:, None] + half[None, :] * 0) < I
-        first = i == 0
-        squares = partial_squares(norm_ptr, row, P, PP)
-        if PDL:
-            gdc_wait()
-        expert = tl.load(ids_ptr + pair)
-        w = gate_up_ptr + expert.to(tl.int64) * (2 * I * K)
-        w += n[:, None, :, None] * K + at[None, :, None, :]
-        x_tile = x_ptr + row * K + i[:, None, None] * 0 + at[None, :, :]
-        tiles = ()
-        for c in tl.static_range(steps):
-            tiles = tiles + (
-                tl.load(
-                    w + c * 32,
-                    mask=inside[:, None, :, None],
-                    other=0.0,
-                    eviction_policy="evict_first",
-                ),
-            )
-        if PDL:
-            gdc_launch_dependents()
-        acc = tl.zeros([S, 16, 8], tl.float32)
-        for c in tl.static_range(steps):
-            x = tl.load(x_tile + c * 32, mask=first[:, None, None], other=0.0)
-            x = row_fragment(x, S)
-            v = weight_fragment(tiles[c], S)
-            if INTERPRETED:
-                v = v.to(tl.float32)
-                x = x.to(tl.float32)
-            acc = tl.dot(v, x, acc, input_precision="ieee")
-        # Only the first column is not zero.
-        y = tl.sum(tl.sum(acc, axis=0), axis=1)
-        y = y * tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
-        gate, up = tl.split(tl.permute(tl.reshape(y, (2, 8)), (1, 0)))
-        out = tile * 8 + i
-    else:
-        k = tl.arange(0, BK)
-        xs = ()
-        for c in tl.static_range(K // BK):
-            xs = xs + (tl.load(x_ptr + row * K + c * BK + k),)
-        squares = partial_squares(norm_ptr, row, P, PP)
-        if PDL:
-            gdc_wait()
-        expert = tl.load(ids_ptr + pair)
-        i = tl.arange(0, 2 * BN)
-        n = tile * BN + i // 2
-        rows = n + (i % 2) * I
-        w = gate_up_ptr + expert.to(tl.int64) * (2 * I * K) + rows[:, None] * K + k[None, :]
-        tiles = ()
-        for c in tl.static_range(K // BK):
-            tiles = tiles + (
-                tl.load(
-                    w + c * BK, mask=(n < I)[:, None], other=0.0, eviction_policy="evict_first"
-                ),
-            )
-        # After the loads: the compiler moves none of them across it, and so asks for all at once.
-        if PDL:
-            gdc_launch_dependents()
-        acc = tl.zeros([2 * BN, BK // 8], tl.float32)
-        for c in tl.static_range(K // BK):
-            x = xs[c].to(tl.float32)
-            acc += sum8(tiles[c].to(tl.float32) * x[None, :], 2 * BN, BK)
-        y = tl.sum(acc, axis=1) * tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
-        gate, up = tl.split(tl.reshape(y, (BN, 2)))
-        out = tile * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    xs = ()
+    for c in tl.static_range(K // BK):
+        xs = xs + (tl.load(x_ptr + row * K + c * BK + k),)
+    squares = partial_squares(norm_ptr, row, P, PP)
+    if PDL:
+        gdc_wait()
+    expert = tl.load(ids_ptr + pair)
+    i = tl.arange(0, 2 * BN)
+    n = tile * BN + i // 2
+    rows = n + (i % 2) * I
+    w = gate_up_ptr + expert.to(tl.int64) * (2 * I * K) + rows[:, None] * K + k[None, :]
+    tiles = ()
+    for c in tl.static_range(K // BK):
+        tiles = tiles + (
+            tl.load(w + c * BK, mask=(n < I)[:, None], other=0.0, eviction_policy="evict_first"),
+        )
+    # After the loads: the compiler moves none of them across it, and so asks for all at once.
+    if PDL:
+        gdc_launch_dependents()
+    acc = tl.zeros([2 * BN, BK // 8], tl.float32)
+    for c in tl.static_range(K // BK):
+        x = xs[c].to(tl.float32)
+        acc += sum8(tiles[c].to(tl.float32) * x[None, :], 2 * BN, BK)
+    y = tl.sum(acc, axis=1) * tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
+    gate, up = tl.split(tl.reshape(y, (BN, 2)))
+    out = tile * BN + tl.arange(0, BN)
     target = act_ptr + (row * (TOPK + 1) + rank) * I + out
     tl.store(target, (silu(gate) * up).to(act_ptr.dtype.element_ty), mask=out < I)
 
@@ -313,11 +258,7 @@ def run(stream: Stream, w: MoeWeights, ws: Workspace, gain: Tensor) -> None:
             num_warps=4,
             launch_pdl=pdl,
         )
-        slices = GATE_UP_SLICES if tensor_cores(w.gate_up) else 0
-        while slices and hidden % (slices * 32):
-            slices //= 2
-        per_program = 8 if slices else GATE_UP_BN
-        gate_up_kernel[(triton.cdiv(width, per_program) * r * k,)](
+        gate_up_kernel[(triton.cdiv(width, GATE_UP_BN) * r * k,)](
             w.gate_up,
             x,
             squares,
@@ -330,11 +271,10 @@ def run(stream: Stream, w: MoeWeights, ws: Workspace, gain: Tensor) -> None:
             TOPK=k,
             BN=GATE_UP_BN,
             BK=chunk(hidden, GATE_UP_WARPS),
-            S=slices,
             P=parts,
             PP=padded,
             PDL=pdl,
-            num_warps=slices or GATE_UP_WARPS,
+            num_warps=GATE_UP_WARPS,
             launch_pdl=pdl,
         )
         warps = max(1, min(4, width // 256))
