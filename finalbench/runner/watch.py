@@ -65,13 +65,7 @@ class ServerWatch:
         return counters and {names.get(name, name): value for name, value in counters.items()}
 
     def _scrape(self) -> Scrape | None:
-        if self._server is None:
-            return None
-        with httpx2.Client(timeout=5.0, trust_env=False) as client:
-            try:
-                return fetch(client, self._server.base_url)
-            except EnvironmentMissing:
-                return None
+        return None if self._server is None else _scrape(self._server)
 
     def _settled(self) -> Scrape | None:
         """A scrape whose token count no longer moves: servers add up a moment after they send."""
@@ -175,12 +169,16 @@ def _window(cell_id: str, before: Scrape, after: Scrape | None) -> CounterWindow
     )
 
 
-def _counters(server: LiveServer) -> dict[str, float] | None:
+def _scrape(server: LiveServer) -> Scrape | None:
     with httpx2.Client(timeout=5.0, trust_env=False) as client:
         try:
-            found = fetch(client, server.base_url)
+            return fetch(client, server.base_url)
         except EnvironmentMissing:
             return None
+
+
+def _counters(server: LiveServer) -> dict[str, float] | None:
+    found = _scrape(server)
     return found.counters() if found is not None else None
 
 
