@@ -1326,3 +1326,23 @@ def test_c03_a_plan_that_sizes_one_arm_otherwise_is_no_comparison() -> None:
     (fault,) = found(replace(CLEAN, run=run))
     assert (fault.rule, fault.cell_id) == ("settings_differ", None)
     assert fault.message.startswith("max_sequences is not planned alike")
+
+
+@pytest.mark.parametrize(
+    ("stock", "named"),
+    [
+        ("random:1", set()),
+        ("random", set()),  # another project's own draw, which has no seed to compare
+        ("random:2", {"settings_differ"}),
+    ],
+)
+def test_random_weights_of_one_seed_are_one_thing_and_unseeded_ones_are_left_out(
+    stock: str, named: set[str]
+) -> None:
+    run = a_run(classes=Classes(weights="random", acceptance="measured"))
+    records = make_records(run)
+    weights = {"vk": "random:1", "stock": stock}
+    served = tuple(s.model_copy(update=told("weights", weights[s.arm])(s)) for s in records.servers)
+    broken = found(replace(records, servers=served))
+    assert {v.rule for v in broken} == named
+    assert all("random:1" in v.message and "random:2" in v.message for v in broken)
