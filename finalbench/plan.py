@@ -6,18 +6,28 @@ A cell is one point of the grid in one arm. Cells that one server process can se
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from finalbench.arms import ARMS, server_settings, serves_draft
-from finalbench.scenario import DraftSetting, Frozen, Point, Sampling, Scenario, digest
+from finalbench.scenario import (
+    CacheState,
+    DraftSetting,
+    Frozen,
+    Point,
+    Sampling,
+    Scenario,
+    cached_share,
+    digest,
+)
 
-Axis = Literal["base", "seq_len", "output_len", "sampling", "draft", "concurrency", "grid"]
+Axis = Literal["base", "seq_len", "output_len", "sampling", "draft", "concurrency", "cache", "grid"]
 
 # What a server holds and how it is sized: equal in every arm, or a ratio measures that instead.
 _STATE = ("model", "weights", "device", "dtype", "threads", "max_model_len", "max_sequences")
-_AXES: tuple[Axis, ...] = ("seq_len", "output_len", "sampling", "draft", "concurrency")
+_AXES: tuple[Axis, ...] = ("seq_len", "output_len", "sampling", "draft", "concurrency", "cache")
 
 
 class Cell(Frozen):
@@ -41,11 +51,18 @@ class Cell(Frozen):
     server_key: str
     axis: Axis
     pair_key: str
+    cache: CacheState = "cold"
 
     @property
     def label(self) -> str:
         load = "" if self.concurrency == 1 else f" c{self.concurrency}"
+        load += "" if self.cache == "cold" else f" {self.cache}"
         return f"{self.arm} {self.seq_len} {self.sampling.name} {self.draft.label}{load}"
+
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens of each prompt that are in the cache by plan, of a server that has one."""
+        return round(self.seq_len * cached_share(self.cache))
 
 
 class Block(Frozen):
@@ -73,7 +90,9 @@ class Plan(Frozen):
 def make_plan(scenario: Scenario) -> Plan:
     """Expand, group and order; the same scenario always gives the same plan."""
     cells = tuple(_cells(scenario))
-    servers = {c.server_key: server_settings(c.arm, scenario, c.draft) for c in cells}
+    servers = {
+        c.server_key: server_settings(c.arm, scenario, c.draft, c.cache != "cold") for c in cells
+    }
     blocks = tuple(_blocks(scenario, cells))
     body = {
         "scenario": scenario.hash(),
@@ -108,19 +127,9 @@ def _points(scenario: Scenario) -> dict[Point, Axis]:
     axes, base = scenario.axes, scenario.base
     points: dict[Point, Axis] = {base: "base"}
     if scenario.grid == "full":
-        for seq_len in axes.seq_len:
-            for output_len in axes.output_len:
-                for sampling in axes.sampling:
-                    for draft in axes.draft:
-                        for concurrency in axes.concurrency:
-                            point = Point(
-                                seq_len=seq_len,
-                                output_len=output_len,
-                                sampling=sampling,
-                                draft=draft,
-                                concurrency=concurrency,
-                            )
-                            points.setdefault(point, _axis_of(point, base))
+        for values in itertools.product(*(getattr(axes, axis) for axis in _AXES)):
+            point = base.model_copy(update=dict(zip(_AXES, values, strict=True)))
+            points.setdefault(point, _axis_of(point, base))
         return points
     for axis in _AXES:
         for value in getattr(axes, axis):
@@ -162,8 +171,12 @@ def _cells(scenario: Scenario) -> Iterable[Cell]:
 
 def _cell(scenario: Scenario, arm: str, point: Point, draft: DraftSetting, axis: Axis) -> Cell:
     sampling = scenario.samplings[point.sampling]
-    settings = {k: v for k, v in server_settings(arm, scenario, draft).items() if k != "path"}
-    work = {
+    settings = {
+        k: v
+        for k, v in server_settings(arm, scenario, draft, point.cache != "cold").items()
+        if k != "path"
+    }
+    work: dict[str, Any] = {
         "model": scenario.model.name,
         "seq_len": point.seq_len,
         "output_len": point.output_len,
@@ -171,6 +184,8 @@ def _cell(scenario: Scenario, arm: str, point: Point, draft: DraftSetting, axis:
         "concurrency": point.concurrency,
         "workload": scenario.workload.identity(),
     }
+    if point.cache != "cold":  # the axis came later: cold cells keep their ids
+        work["cache"] = point.cache
     identity = work | {"arm": arm, "settings": settings, "draft": draft.model_dump(mode="json")}
     return Cell(
         id=f"{arm}-{digest(identity)[:10]}",
@@ -187,6 +202,7 @@ def _cell(scenario: Scenario, arm: str, point: Point, draft: DraftSetting, axis:
         server_key=f"{arm}-{digest(settings)[:6]}",
         axis=axis,
         pair_key=digest(work)[:10],
+        cache=point.cache,
     )
 
 

@@ -91,10 +91,13 @@ def default_baseline(names: Sequence[str]) -> str | None:
     return others[0] if others and len(names) > 1 else None
 
 
-def server_settings(name: str, scenario: Scenario, draft: DraftSetting | None = None) -> Settings:
+def server_settings(
+    name: str, scenario: Scenario, draft: DraftSetting | None = None, prefix_cache: bool = False
+) -> Settings:
     """What a server of this arm is started with; equal settings share one process.
 
-    `draft` counts only where it is fixed at the start.
+    `draft` and `prefix_cache` count only where they are fixed at the start; an engine without such
+    a cache starts as ever.
     """
     spec = arm(name)
     serving = scenario.serving
@@ -114,6 +117,8 @@ def server_settings(name: str, scenario: Scenario, draft: DraftSetting | None = 
     if not spec.peer:
         return settings
     chosen = draft if draft is not None and spec.drafts == "restart" else DraftSetting()
+    if prefix_cache and ENGINES[spec.engine].prefix_cache == "restart":
+        settings["prefix_cache"] = "on"
     return settings | {
         "engine": spec.engine,
         "draft": chosen.label,

@@ -50,6 +50,8 @@ class Engine:
     counter_names: Mapping[str, str] = field(default_factory=dict)  # its name -> vLLM's
     environment: Mapping[str, str] | None = None
     environment_prefix: str | None = None  # variables of its own, recorded with its settings
+    # Its prefix cache is switched by an option at the start, or is its own affair (none, or on).
+    prefix_cache: Literal["restart", "own"] = "own"
     per_request: tuple[str, ...] = ()
     restart: tuple[str, ...] = ()
     differs: tuple[str, ...] = ()

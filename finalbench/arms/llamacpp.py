@@ -53,6 +53,7 @@ def effective(pages: Pages, log: str, settings: Settings) -> dict[str, Any]:
         "threads": settings["threads"],
         "device": settings["device"],
         "draft_default": draft_default(settings),
+        "prefix_caching": False,  # every request says so (`body`)
         "read_from": ["/v1/models", "/props"],
         "versions": {"llama.cpp": props.get("build_info")},
     }

@@ -21,14 +21,16 @@ _MEMORY_SHARE = "0.85"
 
 
 def serve(executable: Sequence[str], settings: Settings, address: Address) -> list[str]:
-    """`python -m sglang.launch_server ...`, without its prefix tree."""
+    """`python -m sglang.launch_server ...`, without its prefix tree where no cell is about it."""
     folder = model_folder(settings)
     command = [*executable, "--model-path", folder, "--served-model-name", address.name]
     command += ["--host", address.host, "--port", str(address.port)]
     command += ["--dtype", str(settings["dtype"])]
     command += ["--context-length", str(settings["max_model_len"])]
     command += ["--max-running-requests", str(settings["max_sequences"])]
-    command += ["--disable-radix-cache", "--random-seed", "0", "--enable-metrics"]
+    command += ["--random-seed", "0", "--enable-metrics"]
+    if settings.get("prefix_cache") != "on":
+        command += ["--disable-radix-cache"]
     command += ["--sampling-defaults", "openai"]
     if settings["device"] in ("cpu", "cuda"):
         command += ["--device", str(settings["device"])]
@@ -95,6 +97,7 @@ SGLANG = Engine(
     counters="window",
     tokens="token ids in each chunk (return_token_ids)",
     counter_names={"cached_tokens": "prefix_cache_hits"},
+    prefix_cache="restart",
     environment={"DO_NOT_TRACK": "1", "NO_COLOR": "1"},
     environment_prefix="SGLANG_",
     per_request=("sampling", "seed", "output length"),

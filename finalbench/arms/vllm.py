@@ -28,14 +28,18 @@ _MEMORY_SHARE = "0.88"
 
 
 def serve(executable: Sequence[str], settings: Settings, address: Address) -> list[str]:
-    """`vllm serve MODEL ...`, without prefix cache and without the model's sampling defaults."""
+    """`vllm serve MODEL ...`, without the model's sampling defaults.
+
+    Its prefix cache is off, except for cells that are about it.
+    """
     folder = model_folder(settings)
     command = [*executable, "serve", folder, "--served-model-name", address.name]
     command += ["--host", address.host, "--port", str(address.port)]
     command += ["--dtype", str(settings["dtype"])]
     command += ["--max-model-len", str(settings["max_model_len"])]
     command += ["--max-num-seqs", str(settings["max_sequences"])]
-    command += ["--no-enable-prefix-caching", "--generation-config", "vllm", "--seed", "0"]
+    cache = "enable" if settings.get("prefix_cache") == "on" else "no-enable"
+    command += [f"--{cache}-prefix-caching", "--generation-config", "vllm", "--seed", "0"]
     command += ["--language-model-only"]
     if settings["device"] == "cuda":
         command += ["--gpu-memory-utilization", _MEMORY_SHARE]
@@ -121,6 +125,7 @@ VLLM = Engine(
     counters="window",
     tokens="token ids in each chunk (return_token_ids)",
     synthetic_drafts=True,
+    prefix_cache="restart",
     environment={"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "NO_COLOR": "1"},
     environment_prefix="VLLM_",
     per_request=("sampling", "seed", "output length"),

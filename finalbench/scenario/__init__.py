@@ -6,6 +6,7 @@ from finalbench.scenario.base import Frozen, digest
 from finalbench.scenario.models import (
     DTYPE_BYTES,
     Axes,
+    CacheState,
     DraftSetting,
     Estimate,
     Hardware,
@@ -16,6 +17,7 @@ from finalbench.scenario.models import (
     Sampling,
     Scenario,
     Serving,
+    cached_share,
 )
 from finalbench.scenario.source import (
     Override,
@@ -29,6 +31,7 @@ from finalbench.scenario.workload import Limits, Workload
 __all__ = [
     "DTYPE_BYTES",
     "Axes",
+    "CacheState",
     "DraftSetting",
     "Estimate",
     "Frozen",
@@ -43,6 +46,7 @@ __all__ = [
     "Scenario",
     "Serving",
     "Workload",
+    "cached_share",
     "digest",
     "find_scenario",
     "load_scenario",

@@ -114,6 +114,18 @@ class Hardware(Frozen):
     disk_gb: Annotated[float, Field(ge=0)] = 0.0
 
 
+# What a prompt finds in the server's prefix cache: nothing; all of itself, for it was sent before;
+# or so many percent of itself, which all prompts of the cell share.
+CacheState = Annotated[str, Field(pattern=r"^(cold|warm|prefix-[1-9][0-9]?)$")]
+
+
+def cached_share(state: str) -> float:
+    """Share of each prompt that a cache holds by plan: 0 cold, 1 warm, 0.5 for `prefix-50`."""
+    if state == "warm":
+        return 1.0
+    return int(state.removeprefix("prefix-")) / 100 if state != "cold" else 0.0
+
+
 class Point(Frozen):
     """One coordinate in the grid, by the names used in `axes`."""
 
@@ -122,6 +134,7 @@ class Point(Frozen):
     sampling: Name
     draft: Name
     concurrency: PositiveInt = 1
+    cache: CacheState = "cold"
 
 
 class Axes(Frozen):
@@ -132,6 +145,7 @@ class Axes(Frozen):
     sampling: Annotated[tuple[Name, ...], Field(min_length=1)]
     draft: Annotated[tuple[Name, ...], Field(min_length=1)]
     concurrency: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (1,)
+    cache: Annotated[tuple[CacheState, ...], Field(min_length=1)] = ("cold",)
 
 
 class Measure(Frozen):
@@ -142,7 +156,7 @@ class Measure(Frozen):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
     request_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     start_timeout_s: Annotated[float, Field(gt=0)] = 180.0
-    bare_loop: bool = True  # time the baseline's own generate loop without HTTP, once a run
+    bare_loop: bool = True  # time the baseline's own generate loop without HTTP, too
     client_ceiling: bool = True  # time the client against a toy server, once a run
 
 
@@ -188,6 +202,8 @@ class Scenario(Frozen):
         """Identity of what is measured: sha256 over all but estimates, prose and places."""
         excluded: Any = {"estimates": True, "title": True, "model": {"path", "note"}}
         body = self.model_dump(mode="json", exclude=excluded)
+        if self.axes.cache == ("cold",):  # the axis came later: what it leaves alone keeps its hash
+            del body["axes"]["cache"], body["base"]["cache"]
         return digest(body | {"workload": self.workload.identity()})
 
     @model_validator(mode="after")
@@ -202,7 +218,7 @@ class Scenario(Frozen):
             "sampling": list(self.samplings),
             "draft": list(self.drafts),
         }
-        for axis in ("seq_len", "output_len", "sampling", "draft", "concurrency"):
+        for axis in ("seq_len", "output_len", "sampling", "draft", "concurrency", "cache"):
             values = getattr(self.axes, axis)
             _check_unique(f"axes.{axis}", values)
             for value in values:
@@ -223,6 +239,11 @@ class Scenario(Frozen):
             )
         if max(self.axes.concurrency) > self.serving.max_sequences:
             raise ValueError("axes.concurrency: exceeds serving.max_sequences")
+        if self.axes.cache != ("cold",) and not self.workload.warmup_requests:
+            raise ValueError(
+                "axes.cache: a prefix is put into the cache by a warm-up; set "
+                "workload.warmup_requests to 1 or more"
+            )
         if self.model.mtp == "absent" and any(
             self.drafts[d].method == "mtp" for d in self.axes.draft
         ):
