@@ -46,9 +46,14 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_stats_unpaired.py",
         "test_stats_steady.py",
     ),
-    "metrics": ("test_metrics.py", "test_metrics_bandwidth.py", "test_metrics_foreign.py"),
+    "metrics": (
+        "test_metrics.py",
+        "test_metrics_bandwidth.py",
+        "test_metrics_foreign.py",
+        "test_cache_state.py",
+    ),
     "equality": ("test_equality.py",),
-    "validity": ("test_validity.py",),
+    "validity": ("test_validity.py", "test_cache_state.py"),
     "bundle": ("test_bundle.py",),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from finalbench.metrics.acceptance import Acceptance, acceptance
 from finalbench.metrics.bandwidth import Bound, Memory, bandwidth_bound, bytes_per_step, memory_of
+from finalbench.metrics.cache import cache_window, without_cache
 from finalbench.metrics.distribution import FLOORS, Distribution, distribution
 from finalbench.metrics.latency import tpot_s
 from finalbench.metrics.rates import Rate
@@ -33,6 +34,7 @@ __all__ = [
     "acceptance",
     "bandwidth_bound",
     "bytes_per_step",
+    "cache_window",
     "compute",
     "compute_cell",
     "count_tokens",
@@ -45,4 +47,5 @@ __all__ = [
     "timing",
     "tpot_s",
     "within_bounds",
+    "without_cache",
 ]

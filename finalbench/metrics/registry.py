@@ -123,6 +123,17 @@ _ALL = (
         (0.0, 1.0),
     ),
     Metric(
+        "cache_hit_share",
+        "Prompt tokens from a prefix cache",
+        "growth of the server's counter of prompt tokens found in its prefix cache / prompt tokens "
+        "sent, over the measured requests",
+        "",
+        "neither",
+        1,
+        "ratio",
+        (0.0, 1.0),
+    ),
+    Metric(
         "goodput_share",
         "Goodput",
         "requests that meet every declared limit / scheduled requests",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from pydantic import SerializerFunctionWrapHandler, model_serializer
+
 from finalbench.metrics.acceptance import Acceptance
 from finalbench.metrics.bandwidth import Memory
+from finalbench.metrics.cache import NO_CACHE
 from finalbench.metrics.distribution import Distribution
 from finalbench.metrics.rates import Rate
 from finalbench.scenario import Frozen
@@ -87,6 +90,26 @@ class CellRow(Frozen):
     blocks: tuple[BlockRow, ...]
     domains: tuple[DomainRow, ...]
     reasons: dict[str, str]
+    cache: str = "cold"
+    cache_hit_share: float | None = None
+
+    @property
+    def cache_label(self) -> str:
+        """What prompts met, planned and counted; empty for a cell that is cold as ever."""
+        if self.cache == "cold":
+            return ""
+        if self.cache_hit_share is not None:
+            return f"{self.cache} prompts, {self.cache_hit_share:.0%} from the cache"
+        absent = self.reasons.get("cache_hit_share") == NO_CACHE
+        return f"{self.cache} prompts, {'no cache' if absent else 'cache not counted'}"
+
+    @model_serializer(mode="wrap")
+    def _known(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Runs that counted no cache have rows without these fields, as when they were sealed."""
+        row: dict[str, Any] = handler(self)
+        if self.cache == "cold" and self.cache_hit_share is None:
+            del row["cache"], row["cache_hit_share"]
+        return row
 
 
 class MetricsTable(Frozen):

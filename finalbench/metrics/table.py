@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from finalbench.metrics.acceptance import Acceptance, acceptance
 from finalbench.metrics.bandwidth import Memory, bandwidth_bound, memory_of
+from finalbench.metrics.cache import cache_use
 from finalbench.metrics.latency import goodput, latency_table, token_weighted_tpot
 from finalbench.metrics.rates import (
     Rate,
@@ -107,6 +108,9 @@ def compute_cell(
     good, goodput_reason = goodput(timings, cell.requests * len(blocks), limits)
     if goodput_reason:
         reasons["goodput_share"] = goodput_reason
+    cache = cache_use(cell, requests, servers)
+    if cache is not None and cache.reason:
+        reasons["cache_hit_share"] = cache.reason
     interval, interval_reason = _interval(blocks)
     if interval_reason:
         reasons["decode_tok_s_interval"] = interval_reason
@@ -154,6 +158,8 @@ def compute_cell(
         blocks=blocks,
         domains=_domains(cell, attempts),
         reasons=reasons,
+        cache=cell.cache,
+        cache_hit_share=None if cache is None else cache.hit_share,
     )
 
 
@@ -218,7 +224,8 @@ def _by_request(cell: Cell, requests: Sequence[RequestRecord]) -> Acceptance:
 
 
 def _windows(server: ServerRecord | None, cell: Cell) -> list[Spec]:
-    return [] if server is None else [w.spec for w in server.windows if w.cell_id == cell.id]
+    windows = () if server is None else server.windows
+    return [w.spec for w in windows if w.cell_id == cell.id and w.spec is not None]
 
 
 def _best(rates: Sequence[Rate]) -> Rate:

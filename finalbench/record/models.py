@@ -131,15 +131,18 @@ class ScoreRecord(Frozen):
 
 
 class CounterWindow(Frozen):
-    """Draft counters of a server over one cell's measured requests, as their growth in `/metrics`.
+    """Growth of a server's counters in `/metrics` over one cell's measured requests.
 
-    For servers that count per process and not per request; `generation_tokens` is null where the
-    server has no such counter.
+    `spec`, `generation_tokens`: of servers that count drafts per process and not per request.
+    `prefix_queries`, `prefix_hits`: prompt tokens looked up and found in its prefix cache. Null
+    where the server has no such counter.
     """
 
     cell_id: str
-    generation_tokens: int | None
-    spec: Spec
+    generation_tokens: int | None = None
+    spec: Spec | None = None
+    prefix_queries: int | None = None
+    prefix_hits: int | None = None
 
 
 class ServerRecord(Frozen):

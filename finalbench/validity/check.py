@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from finalbench.metrics import CellRow, MetricsTable, measured
 from finalbench.record import RequestRecord, RunRecords
+from finalbench.validity.cache import check_cache
 from finalbench.validity.clocks import check_clocks
 from finalbench.validity.counts import check_counts
 from finalbench.validity.drafts import check_drafts
@@ -29,6 +30,7 @@ def _check(records: RunRecords, metrics: MetricsTable) -> Iterator[Violation]:
     grouped: dict[str, list[RequestRecord]] = {}
     for request in records.requests:
         grouped.setdefault(request.cell_id, []).append(request)
+    servers = {s.server_id: s for s in records.servers}
     for cell in run.plan.cells:
         row = metrics.cell(cell.id)
         requests = measured(cell, grouped.get(cell.id, ()))
@@ -38,9 +40,10 @@ def _check(records: RunRecords, metrics: MetricsTable) -> Iterator[Violation]:
         yield from check_samples(cell, row, requests, len(run.plan.blocks))
         yield from check_warmth(cell, requests)
         yield from check_steady(run, cell, grouped.get(cell.id, ()))
+        yield from check_cache(cell, grouped.get(cell.id, ()), servers)
         yield from _physics(row)
         yield from check_client(cell, requests, run.client_ceilings)
-    yield from check_prompts(records.requests)
+    yield from check_prompts(run, records.requests)
     yield from check_servers(run, records.servers)
     yield from check_routing(run, records.servers)
     yield from check_engine_counts(records.servers, records.requests, records.scores)

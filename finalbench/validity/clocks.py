@@ -127,7 +127,13 @@ def _bounds(row: CellRow) -> Iterator[Violation]:
         ]
     values += [
         (name, name, getattr(row, name))
-        for name in ("tpot_token_weighted_s", "acceptance_length", "goodput_share", "limit_tok_s")
+        for name in (
+            "tpot_token_weighted_s",
+            "acceptance_length",
+            "goodput_share",
+            "limit_tok_s",
+            "cache_hit_share",
+        )
     ]
     values.append(("acceptance_rate", "acceptance_rate", row.acceptance.rate))
     for metric_id, shown, value in values:

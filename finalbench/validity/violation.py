@@ -71,7 +71,14 @@ _ALL: tuple[Rule, ...] = (
         "three rounds",
     ),
     Rule("repeated_prompt", "warning", "prompts do not repeat within one cell of a server"),
-    Rule("warm_prefix", "invalid", "no measured prompt was served from a prefix cache"),
+    Rule("warm_prefix", "invalid", "no prompt of a cold cell was served from a prefix cache"),
+    Rule(
+        "cache_state",
+        "invalid",
+        "prompts of a warm or prefix cell found their planned share in the cache, as counted by "
+        "the server",
+    ),
+    Rule("cache_absent", "warning", "the server of a warm or prefix cell has a prefix cache"),
     Rule("cold_start", "warning", "a cell's first request is not over 20 % slower than the rest"),
     Rule("few_blocks", "warning", "at least three blocks of fresh processes"),
     Rule("few_requests", "warning", "at least ten requests in a cell, all blocks together"),

@@ -12,8 +12,9 @@ from finalbench.stats.steady import unsteady
 from finalbench.validity.violation import Violation, violation
 
 
-def check_prompts(requests: Sequence[RequestRecord]) -> Iterator[Violation]:
-    """No prompt of a warm-up may be measured on the same server."""
+def check_prompts(run: Run, requests: Sequence[RequestRecord]) -> Iterator[Violation]:
+    """No prompt of a warm-up may be measured on the same server, but in cells that are warm."""
+    known = {cell.id for cell in run.plan.cells if cell.cache == "warm"}
     warm: dict[str, set[str]] = {}
     for request in requests:
         if request.warmup:
@@ -23,6 +24,7 @@ def check_prompts(requests: Sequence[RequestRecord]) -> Iterator[Violation]:
         key = (request.cell_id, request.server_id)
         if (
             not request.warmup
+            and request.cell_id not in known
             and key not in reported
             and request.prompt_digest in warm.get(request.server_id, ())
         ):
@@ -46,6 +48,9 @@ def check_steady(run: Run, cell: Cell, requests: Sequence[RequestRecord]) -> Ite
     served = dict.fromkeys((r.server_id, r.block) for r in requests if not r.warmup)
     for server_id, block in served:
         own = [r for r in requests if r.warmup and r.server_id == server_id]
+        if cell.cache == "warm":  # what put its prompts into the cache is no round of the rule
+            sent = {r.prompt_digest for r in requests if not r.warmup}
+            own = [r for r in own if r.prompt_digest not in sent]
         firsts, pers = rounds(own, cell.concurrency)
         reason = unsteady(firsts, pers, rule)
         if reason is not None:

@@ -139,8 +139,9 @@ def output_tokens(prompt_digest: str, seed: int, count: int) -> tuple[int, ...]:
     return tuple(draw.randrange(VOCAB) for _ in range(count))
 
 
-def prompt_digest(seq_len: int, index: int, *, warmup: bool = False) -> str:
-    return hashlib.sha256(f"{seq_len}-{warmup}-{index}".encode()).hexdigest()
+def prompt_digest(seq_len: int, index: int, *, warmup: bool = False, cache: str = "cold") -> str:
+    state = "" if cache == "cold" else f"-{cache}"
+    return hashlib.sha256(f"{seq_len}-{warmup}-{index}{state}".encode()).hexdigest()
 
 
 def chunk_sizes(cell: Cell) -> list[int]:
@@ -181,7 +182,7 @@ def a_request(
 ) -> RequestRecord:
     """One good request: a chunk every `step_ms`, the first after `ttft_ms`."""
     parts = list(chunk_sizes(cell) if sizes is None else sizes)
-    digest = prompt_digest(cell.seq_len, index, warmup=warmup)
+    digest = prompt_digest(cell.seq_len, index, warmup=warmup, cache=cell.cache)
     seed = int(digest[:8], 16)
     first = start_ns + round(ttft_ms * MS)
     chunks = tuple((first + round(i * step_ms * MS), n) for i, n in enumerate(parts))

@@ -595,6 +595,7 @@ def test_l11_labels_come_from_the_registry() -> None:
         "connect_s": "Connection time (s)",
         "acceptance_length": "Acceptance length (tokens/round)",
         "acceptance_rate": "Acceptance rate",
+        "cache_hit_share": "Prompt tokens from a prefix cache",
         "goodput_share": "Goodput",
         "bandwidth_share": "Share of the bandwidth limit",
         "limit_tok_s": "Bandwidth limit (tok/s)",

@@ -304,6 +304,8 @@ def test_what_a_rule_must_not_refuse(rule: str, records: RunRecords) -> None:
 
 def test_every_rule_has_a_rejected_fixture() -> None:
     elsewhere = {
+        "cache_absent",
+        "cache_state",
         "rate_identity",
         "peak_below_mean",
         "implausible",
