@@ -5,9 +5,11 @@ What serving is held against, to show that the server slows neither arm.
 
 from __future__ import annotations
 
+import json
 import random
 import statistics
 import time
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,6 +57,54 @@ def bare_loop(
         spans_s.append(stamps[-1] - stamps[0])
         rates.append((len(stamps) - 1) / spans_s[-1])
     return _document(engine, rates[1:], spans_s[1:], prompt_tokens, output_tokens)
+
+
+def bare_turns(
+    engine: StockEngine,
+    prompts: Iterable[str],
+    write: Callable[[dict[str, Any]], None],
+    *,
+    output_tokens: int,
+) -> None:
+    """Times one prompt at a time, as each comes: a JSON list of token ids a line.
+
+    So that a loop can take turns with a server, minute by minute, on the same prompts. One document
+    says that the model is loaded, then one for each prompt: `tokens` after the first over `seconds`
+    from the first to the last, and the ids. Raises ValueError for a line that is no such list.
+    """
+    params = SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True, seed=0)
+    settings = engine.settings()
+    told = ("model", "profile", "weights", "dtype", "device")
+    write({"schema_version": 1, "ready": True, **{name: settings[name] for name in told}})
+    for line in prompts:
+        if not line.strip():
+            continue
+        clock = _Clock()
+        with torch.no_grad():
+            run_generate(engine, _prompt(line, engine.vocab_size), params, 0, clock)
+        stamps = clock.stamps_s[1:]  # the first call brings the prompt
+        write(
+            {
+                "schema_version": 1,
+                "tokens": len(stamps) - 1,
+                "seconds": stamps[-1] - stamps[0],
+                "token_ids": clock.token_ids,
+                "threads": torch.get_num_threads(),
+            }
+        )
+
+
+def _prompt(line: str, vocab_size: int) -> list[int]:
+    try:
+        ids = json.loads(line)
+    except ValueError:
+        ids = None
+    if not isinstance(ids, list) or not ids:
+        raise ValueError("each line of standard input must be a JSON list of token ids")
+    for token_id in ids:
+        if type(token_id) is not int or not 0 <= token_id < vocab_size:
+            raise ValueError(f"{token_id!r} is no token id of this model")
+    return ids
 
 
 def engine_loop(

@@ -166,11 +166,17 @@ def bench(
     kernels: Annotated[
         bool, typer.Option(help="On a GPU: rounds on random weights, kernel by kernel.")
     ] = False,
+    stdin: Annotated[
+        bool,
+        typer.Option("--stdin", help="With --bare: JSON lists of token ids, timed as they come."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Times decoding without a server in between."""
     if bare != profile.is_stock:
         raise typer.BadParameter("--bare times transformers' generate: it needs --profile stock")
+    if stdin and not bare:
+        raise typer.BadParameter("--stdin takes turns with a server: it needs --bare")
     if kernels:
         document, text = _kernels(model, prompt_tokens)
     else:
@@ -181,9 +187,15 @@ def bench(
 
         loop: Any = loops.bare_loop if bare else loops.engine_loop
         try:
+            if stdin:
+                turns: Any = loops.bare_turns
+                turns(engine, sys.stdin, _print_json, output_tokens=output_tokens)
+                return
             document = loop(
                 engine, prompt_tokens=prompt_tokens, output_tokens=output_tokens, repeat=repeat
             )
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
         finally:
             engine.close()
         text = f"{document['decode_tok_s']:.1f} tok/s, decode alone, median of {repeat}"

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from finalbench.aggregate.bare import compare_bare
 from finalbench.aggregate.compare import compare, with_holm
 from finalbench.aggregate.costs import draft_costs
 from finalbench.aggregate.energy import energy_table
-from finalbench.aggregate.headline import base_cell, domain_split, headline
+from finalbench.aggregate.headline import domain_split, headline
 from finalbench.aggregate.rows import (
     AaRow,
     Analysis,
-    BareComparison,
     Comparison,
     Marks,
     ResultRow,
@@ -69,7 +69,7 @@ def analyse(run_dir: Path | RunRecords) -> Analysis:
         energy=energy_table(records),
         aa=_aa(derived.metrics.cells, copies, violations),
         aa_reason=None if copies else "not measured: the scenario has no second copy of an arm",
-        bare_loop=_bare(run, rows, baselines),
+        bare_loop=compare_bare(run, rows, baselines),
         bare_loop_raw=run.bare_loop,
         rolls=run.rolls,
         failures=run.failures,
@@ -212,27 +212,3 @@ def label(cell: CellRow) -> str:
     load = "" if cell.concurrency == 1 else f", {cell.concurrency} streams"
     lengths = f"{cell.seq_len} in, {cell.output_len} out"
     return f"{lengths}, {cell.sampling}, drafts {cell.draft_label}{load}"
-
-
-def _bare(run: Run, rows: Sequence[ResultRow], baselines: Sequence[str]) -> BareComparison:
-    """Only the declared baseline has a bare loop: its base cell over HTTP against it, from the
-    block it was timed behind: a machine that changes its speed must not look like HTTP's cost."""
-    bare = run.bare_loop
-    row = base_cell(rows, baselines[0]) if baselines else None
-    http = None if row is None else row.cell.decode_tok_s
-    if row is not None and bare is not None and bare.after_block is not None:
-        blocks = row.cell.decode_tok_s_blocks
-        if bare.after_block < len(blocks) and blocks[bare.after_block] is not None:
-            http = blocks[bare.after_block]
-    value = None if bare is None else bare.decode_tok_s
-    reason: str | None = None
-    if bare is None:
-        reason = "the bare loop was not timed"
-    elif value is None:
-        reason = bare.reason or "the bare loop gave no rate"
-    elif http is None:
-        reason = "the baseline has no decode rate"
-    share = http / value if http is not None and value else None
-    return BareComparison(
-        bare_decode_tok_s=value, http_decode_tok_s=http, share=share, reason=reason
-    )

@@ -224,13 +224,31 @@ class DomainSplit(Frozen):
     reason: str | None = None
 
 
+class BareBlockRow(Frozen):
+    """One block: the ratio over its turns, HTTP by bare, with the interval that they give."""
+
+    block: int
+    turns: int
+    share: float | None
+    low: float | None
+    high: float | None
+    reason: str | None
+
+
 class BareComparison(Frozen):
-    """The baseline over HTTP against its bare loop in the same run."""
+    """The baseline over HTTP against its bare loop in the same run.
+
+    `low` and `high` are the 95 % interval of `share` over blocks, null where it was timed once.
+    """
 
     bare_decode_tok_s: float | None
     http_decode_tok_s: float | None
     share: float | None
     reason: str | None
+    low: float | None = None
+    high: float | None = None
+    blocks: tuple[BareBlockRow, ...] = ()
+    same_tokens: bool | None = None  # both gave the same ids in every turn
 
 
 class Analysis(Frozen):

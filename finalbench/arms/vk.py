@@ -25,13 +25,16 @@ def bare_command(
     *,
     prompt_tokens: int,
     output_tokens: int,
-    repeat: int,
+    repeat: int | None,
 ) -> list[str]:
-    """The command line that times an arm's own loop without HTTP."""
+    """The command line that times an arm's own loop without HTTP.
+
+    `repeat` None: one prompt at a time from its standard input, as they come.
+    """
     command = [*executable, "bench", model_argument(settings), "--bare", "--json"]
     command += _shared(settings)
     command += ["--prompt-tokens", str(prompt_tokens), "--output-tokens", str(output_tokens)]
-    return [*command, "--repeat", str(repeat)]
+    return [*command, *(["--stdin"] if repeat is None else ["--repeat", str(repeat)])]
 
 
 def _shared(settings: Settings) -> list[str]:

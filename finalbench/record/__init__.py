@@ -5,7 +5,9 @@ from __future__ import annotations
 from finalbench.record.journal import RunRecords, RunWriter, load_run, write_atomic
 from finalbench.record.models import (
     SCHEMA_VERSION,
+    BareBlock,
     BareLoop,
+    BareTurn,
     Block,
     Cell,
     Classes,
@@ -28,7 +30,9 @@ from finalbench.record.models import (
 
 __all__ = [
     "SCHEMA_VERSION",
+    "BareBlock",
     "BareLoop",
+    "BareTurn",
     "Block",
     "Cell",
     "Classes",

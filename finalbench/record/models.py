@@ -15,7 +15,9 @@ from finalbench.scenario import Frozen, Scenario
 
 __all__ = [
     "SCHEMA_VERSION",
+    "BareBlock",
     "BareLoop",
+    "BareTurn",
     "Block",
     "Cell",
     "Classes",
@@ -68,6 +70,7 @@ class PromptRecord(Frozen):
     domain: str | None
     digest: str
     token_ids: tuple[int, ...]
+    cache: str = "cold"  # the state of the cells it is for
 
 
 class RequestRecord(Frozen):
@@ -210,8 +213,36 @@ class Failure(Frozen):
     reason: str
 
 
+class BareTurn(Frozen):
+    """One prompt through the baseline's own loop and over HTTP, the one right behind the other.
+
+    Tokens are those after the first, over the seconds from the first to the last.
+    """
+
+    prompt_index: int
+    first: Literal["bare", "http"]
+    bare_tokens: int
+    bare_seconds: float
+    http_tokens: int
+    http_seconds: float
+    same_tokens: bool  # both gave the same ids
+
+
+class BareBlock(Frozen):
+    """The turns of one block, taken with the server that had just been measured."""
+
+    block: int
+    server_id: str
+    turns: tuple[BareTurn, ...]
+    reason: str | None = None  # why there are fewer turns than wanted
+
+
 class BareLoop(Frozen):
-    """The baseline's generate loop without HTTP, timed in the same run."""
+    """The baseline's generate loop without HTTP, timed in the same run.
+
+    Where a second process of the baseline has room, it takes turns with the server in every block
+    (`blocks`); else it was timed once, behind a block (`after_block`).
+    """
 
     decode_tok_s: float | None
     tokens: int | None
@@ -221,6 +252,7 @@ class BareLoop(Frozen):
     reason: str | None  # why a value is null
     raw: dict[str, Any] | None
     after_block: int | None = None  # the block it was timed right behind: what it compares with
+    blocks: tuple[BareBlock, ...] = ()
 
 
 class ClientCeiling(Frozen):

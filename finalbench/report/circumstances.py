@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from finalbench.aggregate import Analysis
+from finalbench.aggregate.rows import BareBlockRow
 from finalbench.bundle import MANIFEST_FILE, read_manifest
 from finalbench.record import Roll, RunRecords
 from finalbench.report import phrases, view
@@ -174,7 +175,25 @@ def _bare_loop(analysis: Analysis) -> str | None:
         return f"cost of HTTP not known: {bare.reason}" if bare.reason else None
     http, loop = phrases.tok_s(bare.http_decode_tok_s), phrases.tok_s(bare.bare_decode_tok_s)
     reach = phrases.share(bare.share)
-    return f"stock over HTTP reaches {reach} of a bare generate loop ({http} of {loop} tok/s)"
+    whole = f"stock over HTTP reaches {reach} of a bare generate loop"
+    if not bare.blocks:
+        return f"{whole} ({http} of {loop} tok/s)"
+    details = [f"{http} of {loop} tok/s"]
+    if bare.low is not None and bare.high is not None:
+        details.append(f"95 % interval {phrases.share(bare.low)} to {phrases.share(bare.high)}")
+    told = ", ".join(_bare_block(block) for block in bare.blocks)
+    details.append(f"in turns on the same prompts, by block: {told}")
+    if not bare.same_tokens:
+        details.append("some turns gave other tokens")
+    return f"{whole} ({'; '.join(details)})"
+
+
+def _bare_block(block: BareBlockRow) -> str:
+    if block.share is None:
+        return f"none ({block.reason})"
+    if block.low is None or block.high is None:
+        return phrases.share(block.share)
+    return f"{phrases.share(block.share)} [{100 * block.low:.1f}, {100 * block.high:.1f}]"
 
 
 def _roll(roll: Roll) -> view.Roll:

@@ -1,4 +1,7 @@
-"""The baseline's own generate loop without HTTP, timed in the same run as a check on ourselves."""
+"""The baseline's own generate loop without HTTP, timed once, where it cannot take turns.
+
+In a container or on a GPU, which may hold the weights only once; elsewhere see `turns`.
+"""
 
 from __future__ import annotations
 

@@ -6,31 +6,21 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Literal
 
-from finalbench.arms import arm
 from finalbench.errors import EnvironmentMissing
-from finalbench.record import (
-    Block,
-    Cell,
-    Failure,
-    RequestRecord,
-)
+from finalbench.record import Block, Cell, Failure, RequestRecord
+from finalbench.runner.bringup import Starter
 from finalbench.runner.clean import Cleaner
 from finalbench.runner.interrupts import Interrupts
 from finalbench.runner.progress import Progress
-from finalbench.runner.prompts import PromptStock
-from finalbench.runner.scoring import Scorer
+from finalbench.runner.prompts import Phase, PromptStock
+from finalbench.runner.scoring import Scorer, scorer_key
 from finalbench.runner.state import Ledger, Opened
 from finalbench.runner.telemetry import Telemetry
 from finalbench.runner.traffic import Attempt, run_requests
+from finalbench.runner.turns import BareTurns, Loop
 from finalbench.runner.watch import ServerWatch
 from finalbench.runtime.ready import ServerFailed
-from finalbench.runtime.server import (
-    LiveServer,
-    ServerStartFailed,
-    Wanted,
-    attach_endpoint,
-    start_server,
-)
+from finalbench.runtime.server import LiveServer, ServerStartFailed
 
 if TYPE_CHECKING:
     from finalbench.runtime.container import ContainerRuntime
@@ -51,20 +41,29 @@ class BlockRunner:
         progress: Progress,
         containers: ContainerRuntime | None = None,
     ) -> None:
-        self._containers = containers
         self.run_state = opened.run
         self._writer, self._ledger, self._progress = opened.writer, ledger, progress
-        self._endpoints, self._environment = endpoints, environment
         self._cleaner = Cleaner.of(environment)
         self._interrupts = interrupts
         self._scenario, self._plan = opened.run.scenario, opened.run.plan
         self._roll = opened.run.rolls[-1].index
+        timeout_s = self._scenario.measure.start_timeout_s
+        run_id = opened.run.run_id
+        self._starter = Starter(endpoints, environment, containers, run_id, timeout_s)
+        self.bare = BareTurns(
+            opened.run,
+            opened.writer.path,
+            environment,
+            self._cleaner,
+            processes=containers is None and not endpoints,
+        )
         self._prompts = PromptStock(
             self._scenario, opened.prompts, self._guarded(self._writer.append_prompt)
         )
         self._telemetry = Telemetry(self._guarded(self._writer.append_telemetry), environment)
         self._watch: ServerWatch | None = None
         self._measured_arms = {r.arm for r in opened.requests if r.status == "ok"}
+        self._scorer_key = scorer_key(self._plan, self._scenario.baseline)
         self._started = 0
         self._last_error: str | None = None
 
@@ -77,7 +76,7 @@ class BlockRunner:
 
     def unscored(self) -> bool:
         """Whether any greedy output waits for a score that some arm could give."""
-        return self._scorer_key() is not None and any(
+        return self._scorer_key is not None and any(
             self._ledger.unscored(block.index) for block in self._plan.blocks
         )
 
@@ -93,12 +92,13 @@ class BlockRunner:
     def _run_cells(self, block: Block, key: str, order_index: int, cells: list[Cell]) -> None:
         """Serve a key's cells; after a server's death the rest goes on with a fresh one."""
         waiting = [c for c in cells if self._ledger.missing(c, block.index)]
-        scores = key == self._scorer_key()
+        scores = key == self._scorer_key
         while waiting:
             server = self._bring_up(block, key, order_index, "measure", waiting)
             if server is None:
                 break
-            self._prepare_prompts(server, cells)
+            self._progress.phase("prompts of exact length")
+            self._prompts.prepare(server, cells)
             while waiting:
                 cell = waiting.pop(0)
                 trouble = self._run_cell(block, cell, server)
@@ -107,9 +107,12 @@ class BlockRunner:
                     self.stop_servers()
                     break
             else:
-                # The last server of a block scores at once; an earlier one has nothing to score.
-                if scores and self._rest_done(block, key):
-                    self._score(block, server)
+                with self.bare.loading(block, key, self.run_state.bare_loop) as loop:
+                    # The last server of a block scores; an earlier one has nothing to score.
+                    if scores and self._rest_done(block, key):
+                        self._score(block, server)
+                    if loop is not None:
+                        self._take_turns(block, loop, server)
                 self.stop_servers()
 
     def _rest_done(self, block: Block, key: str) -> bool:
@@ -119,26 +122,48 @@ class BlockRunner:
             for cell_id in block.cells[other]
         )
 
+    def _take_turns(self, block: Block, loop: Loop, server: LiveServer) -> None:
+        """The bare loop and the server it is compared with, both done with what is measured."""
+        cell, watch = self.bare.cell, self._watch
+        if cell is None or watch is None:
+            return
+        self._progress.phase(f"block {block.index + 1}: bare generate loop and {cell.arm} in turns")
+        watch.measured()
+        taken = self.bare.take(
+            loop,
+            server,
+            self._attempt(block, cell, "measure"),
+            self._prompts.warmups(cell),
+            self._prompts.measured(cell, list(range(cell.requests))),
+        )
+        known = self.bare.with_block(self.run_state.bare_loop, taken)
+        self.run_state = self.run_state.model_copy(update={"bare_loop": known})
+        self._guarded(self._writer.write_run)(self.run_state)
+
+    def _attempt(self, block: Block, cell: Cell, phase: Phase) -> Attempt:
+        return Attempt(
+            cell=cell,
+            block=block.index,
+            roll=self._roll,
+            server_id=self._server_id(),
+            warmup=phase != "measure",
+            workload=self._scenario.workload,
+            primes=phase == "prime",
+        )
+
     def _run_cell(self, block: Block, cell: Cell, server: LiveServer) -> str | None:
         """Warm up, then measure. Returns why the server is of no more use, or None."""
         missing = self._ledger.missing(cell, block.index)
         self._interrupts.check()
         self._telemetry.read()
         self._progress.phase(f"block {block.index + 1} of {len(self._plan.blocks)}: {cell.label}")
-        warmups = self._prompts.warmups(cell)
-        for warmup, prompts in ((True, warmups), (False, self._prompts.measured(cell, missing))):
-            if not prompts:
-                continue
-            attempt = Attempt(
-                cell=cell,
-                block=block.index,
-                roll=self._roll,
-                server_id=self._server_id(),
-                warmup=warmup,
-                workload=self._scenario.workload,
-            )
-            watch = self._watch
-            with watch.counting(None if warmup else cell.id) if watch else nullcontext():
+        watch = self._watch
+        if watch is not None:
+            watch.empty_cache()
+        for phase, prompts in self._prompts.phases(cell, missing):
+            attempt = self._attempt(block, cell, phase)
+            own = cell.id if phase == "measure" else None
+            with watch.counting(own) if watch else nullcontext():
                 trouble = run_requests(
                     server,
                     attempt,
@@ -197,22 +222,8 @@ class BlockRunner:
             purpose=purpose,
             cleaner=self._cleaner,
         )
-        measure = self._scenario.measure
         try:
-            if name in self._endpoints:
-                server = attach_endpoint(
-                    self._endpoints[name], settings, timeout_s=measure.start_timeout_s
-                )
-            elif self._containers is not None:
-                wanted = Wanted(name, self.run_state.run_id, log, measure.start_timeout_s)
-                server = self._containers.start(settings, wanted)
-            else:
-                server = start_server(
-                    settings,
-                    log=log,
-                    timeout_s=measure.start_timeout_s,
-                    environment=self._environment,
-                )
+            server = self._starter.start(name, settings, log)
         except ServerStartFailed as error:
             self._writer.append_server(watch.failed(error, log))
             if error.exit_code_of_server == _SERVER_ENVIRONMENT_EXIT and (
@@ -231,13 +242,9 @@ class BlockRunner:
         self._interrupts.check()
         return server
 
-    def _prepare_prompts(self, server: LiveServer, cells: list[Cell]) -> None:
-        self._progress.phase("prompts of exact length")
-        self._prompts.prepare(server, cells)
-
     def _score_late(self, block: Block) -> None:
         """Score in a server of its own what no measuring server could score."""
-        key = self._scorer_key()
+        key = self._scorer_key
         if key is None or not self._ledger.unscored(block.index):
             return
         server = self._bring_up(block, key, len(block.order), "score", [])
@@ -247,7 +254,7 @@ class BlockRunner:
 
     def _score(self, block: Block, server: LiveServer) -> None:
         self._progress.phase(f"block {block.index + 1}: scoring outputs")
-        name = next(c.arm for c in self._plan.cells if c.server_key == self._scorer_key())
+        name = next(c.arm for c in self._plan.cells if c.server_key == self._scorer_key)
         scorer = Scorer(
             server, self._server_id(), name, timeout_s=self._scenario.measure.request_timeout_s
         )
@@ -265,12 +272,6 @@ class BlockRunner:
             )
         finally:
             scorer.close()
-
-    def _scorer_key(self) -> str | None:
-        """The baseline's server where it can score, else any that can."""
-        able = [c for c in self._plan.cells if arm(c.arm).scores]
-        able.sort(key=lambda c: c.arm != self._scenario.baseline)
-        return able[0].server_key if able else None
 
     def _server_id(self) -> str:
         return self._watch.server_id if self._watch else ""

@@ -128,6 +128,8 @@ def _execute(
             runner.run_state = runner.run_state.model_copy(update={"client_ceilings": ceilings})
         for block in opened.run.plan.blocks:
             runner.run(block)
+            if runner.bare.cell is not None:
+                continue  # it took turns with the server
             if bare is None and opened.run.scenario.measure.bare_loop and not options.endpoints:
                 progress.phase("bare generate loop of the baseline")
                 bare = time_bare_loop(opened.run, options.environment, path, options.containers)

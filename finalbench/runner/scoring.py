@@ -7,11 +7,19 @@ from typing import Any
 
 import httpx2
 
-from finalbench.record import RequestRecord, ScorePosition, ScoreRecord
+from finalbench.arms import arm
+from finalbench.record import Plan, RequestRecord, ScorePosition, ScoreRecord
 from finalbench.runtime.ready import ServerFailed
 from finalbench.runtime.server import LiveServer
 
 TOP = 2  # the argmax and its nearest rival
+
+
+def scorer_key(plan: Plan, baseline: str | None) -> str | None:
+    """The baseline's server where it can score, else any that can."""
+    able = [c for c in plan.cells if arm(c.arm).scores]
+    able.sort(key=lambda c: c.arm != baseline)
+    return able[0].server_key if able else None
 
 
 class Scorer:

@@ -31,6 +31,7 @@ class Attempt:
     server_id: str
     warmup: bool
     workload: Workload
+    primes: bool = False  # a warm-up that puts what will be measured into the server's cache
 
     @property
     def output_len(self) -> int:
@@ -110,12 +111,13 @@ async def _run(
         elif outcome.result.http_status in (None, 200) and not trouble:
             trouble.append("")  # perhaps its end, perhaps a fault of this request alone
 
-    jobs = [Job(i, _body(attempt, server, prompt)) for i, prompt in enumerate(prompts)]
+    jobs = [Job(i, body_of(attempt, server, prompt)) for i, prompt in enumerate(prompts)]
     load = attempt.load(timeout_s)
     with interrupts.diverted(interrupted):
         async with StreamClient() as client:
             url = server.base_url
-            rule = attempt.workload.warm_rule if attempt.warmup else None
+            by_rule = attempt.warmup and not attempt.primes
+            rule = attempt.workload.warm_rule if by_rule else None
             if rule is None:
                 await run_cell(client, url, jobs, load, on_outcome=ended, stop=stop)
             else:
@@ -123,7 +125,8 @@ async def _run(
     return bool(signals), trouble[0] if trouble else None
 
 
-def _body(attempt: Attempt, server: LiveServer, prompt: PromptRecord) -> bytes:
+def body_of(attempt: Attempt, server: LiveServer, prompt: PromptRecord) -> bytes:
+    """What is sent for a prompt, ready to go."""
     sent = Prompt(prompt.index, prompt.domain, prompt.token_ids, prompt.digest)
     body = request_body(
         sent,
@@ -139,7 +142,7 @@ def _body(attempt: Attempt, server: LiveServer, prompt: PromptRecord) -> bytes:
 
 def _record(attempt: Attempt, prompt: PromptRecord, outcome: Outcome) -> RequestRecord:
     result = outcome.result
-    tag = "w" if attempt.warmup else "q"
+    tag = "p" if attempt.primes else "w" if attempt.warmup else "q"
     return RequestRecord(
         request_id=f"{attempt.cell.id}-b{attempt.block}-r{attempt.roll}-{tag}{prompt.index}",
         cell_id=attempt.cell.id,

@@ -12,15 +12,18 @@ from typing import Any, Literal
 import httpx2
 
 from finalbench.arms import ENGINES, arm
-from finalbench.client.scrape import CounterReset, Scrape, delta, draft_counters, fetch
+from finalbench.client.scrape import Scrape, fetch, flush_cache
 from finalbench.errors import EnvironmentMissing
-from finalbench.record import CounterWindow, ServerRecord, Spec
+from finalbench.record import CounterWindow, ServerRecord
 from finalbench.runner.clean import Cleaner
+from finalbench.runner.windows import GENERATED, PREFIX, count_window, prefix_total
 from finalbench.runtime.ready import ServerFailed
 from finalbench.runtime.server import LiveServer, ServerStartFailed
 
 _SETTLE_S, _SETTLE_POLL_S = 2.0, 0.05
-_GENERATED = "generation_tokens"
+
+#: Counters, settings, and what was wrong.
+_Look = tuple[dict[str, float] | None, dict[str, Any] | None, str | None]
 
 
 @dataclass
@@ -38,6 +41,7 @@ class ServerWatch:
     _server: LiveServer | None = field(default=None, init=False)
     _before: dict[str, float] | None = field(default=None, init=False)
     _windows: list[CounterWindow] = field(default_factory=list, init=False)
+    _last: _Look | None = field(default=None, init=False)
 
     def began(self, server: LiveServer) -> None:
         """Take the counters before the first request."""
@@ -46,18 +50,40 @@ class ServerWatch:
 
     @contextlib.contextmanager
     def counting(self, cell_id: str | None) -> Generator[None]:
-        """Draft counters over what is done inside, where the server has none per request.
+        """Counters over what is done inside: of the prefix cache, and of drafts where the server
+        has none per request.
 
         None counts nothing (a warm-up). Two scrapes, both outside of every timed request.
         """
-        own = cell_id is not None and ENGINES[arm(self.arm).engine].counters == "window"
-        before = self._scrape() if own else None
+        before = self._scrape() if cell_id is not None else None
         yield
         if before is None or cell_id is None or self._server is None or self._server.died():
             return
-        window = _window(cell_id, before, self._settled())
+        engine = ENGINES[arm(self.arm).engine]
+        by_window = engine.counters == "window"
+        window = count_window(
+            cell_id,
+            before,
+            self._settled() if by_window else self._scrape(),
+            drafts=by_window,
+            names=engine.counter_names,
+        )
         if window is not None:
             self._windows.append(window)
+
+    def empty_cache(self) -> None:
+        """So that a cell meets what it plans, and nothing that an earlier one left."""
+        scrape = self._scrape()
+        if scrape is None or self._server is None:
+            return
+        engine = ENGINES[arm(self.arm).engine]
+        if not any(prefix_total(scrape, name, engine.counter_names) for name in PREFIX):
+            return  # nothing was ever looked up: it has no cache, or an empty one
+        with (
+            httpx2.Client(timeout=5.0, trust_env=False) as client,
+            contextlib.suppress(EnvironmentMissing),  # the rules say what that led to
+        ):
+            flush_cache(client, self._server.base_url, path=engine.flush)
 
     def _renamed(self, counters: dict[str, float] | None) -> dict[str, float] | None:
         """Counters under vLLM's names, which the rules know."""
@@ -74,21 +100,32 @@ class ServerWatch:
         while last is not None and time.monotonic() < end:
             time.sleep(_SETTLE_POLL_S)
             now = self._scrape()
-            if now is None or now.total(_GENERATED) == last.total(_GENERATED):
+            if now is None or now.total(GENERATED) == last.total(GENERATED):
                 return now or last
             last = now
         return last
 
+    def measured(self) -> None:
+        """Read the server a last time; what it serves from now on belongs to no measurement."""
+        server = self._server
+        if server is None:
+            raise ValueError("measured: the server never began")
+        error = server.died()
+        if error is None:
+            after, settings_after, error = _last_look(server)
+            self._last = (self._renamed(after), settings_after, error)
+        else:
+            self._last = (None, None, error)
+
     def close(self) -> ServerRecord:
-        """Read the server a last time, end it, and tell its life."""
+        """Read the server a last time, unless that was done, end it, and tell its life."""
         server = self._server
         if server is None:
             raise ValueError("close: the server never began")
-        error = server.died()
-        after, settings_after = None, None
-        if error is None:
-            after, settings_after, error = _last_look(server)
-            after = self._renamed(after)
+        if self._last is None:
+            self.measured()
+        after, settings_after, error = self._last or (None, None, None)
+        error = error or server.died()
         code = server.stop()
         self.cleaner.log(server.log)
         proof, reason = _gpu_proof(server)
@@ -147,28 +184,6 @@ class ServerWatch:
         }
 
 
-def _window(cell_id: str, before: Scrape, after: Scrape | None) -> CounterWindow | None:
-    if after is None:
-        return None
-    try:
-        counted = draft_counters(before, after)
-        tokens = delta(before, after, _GENERATED)
-    except CounterReset:
-        return None
-    if counted is None:
-        return None
-    return CounterWindow(
-        cell_id=cell_id,
-        generation_tokens=None if tokens is None else round(tokens),
-        spec=Spec(
-            drafts=round(counted.drafts),
-            draft_tokens=round(counted.draft_tokens),
-            accepted_tokens=round(counted.accepted),
-            accepted_per_pos=tuple(round(n) for n in counted.accepted_per_pos),
-        ),
-    )
-
-
 def _scrape(server: LiveServer) -> Scrape | None:
     with httpx2.Client(timeout=5.0, trust_env=False) as client:
         try:
@@ -182,9 +197,7 @@ def _counters(server: LiveServer) -> dict[str, float] | None:
     return found.counters() if found is not None else None
 
 
-def _last_look(
-    server: LiveServer,
-) -> tuple[dict[str, float] | None, dict[str, Any] | None, str | None]:
+def _last_look(server: LiveServer) -> _Look:
     try:
         with httpx2.Client(base_url=server.base_url, timeout=5.0, trust_env=False) as client:
             settings = server.reread(client)

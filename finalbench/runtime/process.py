@@ -39,14 +39,22 @@ class ServerProcess:
 
     @classmethod
     def start(
-        cls, command: Sequence[str], log: Path, environment: Mapping[str, str]
+        cls,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        *,
+        listens: bool = False,
     ) -> ServerProcess:
-        """Start `command` with its output in `log`. Errors: `EnvironmentMissing`."""
+        """Start `command` with its output in `log`; `listens`: `say` reaches its standard input.
+
+        Errors: `EnvironmentMissing`.
+        """
         with log.open("ab") as output, _signals_after_the_fork():
             try:
                 popen = subprocess.Popen(
                     list(command),
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.PIPE if listens else subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     env=dict(environment) | {OWNER_VARIABLE: str(os.getpid())},
@@ -75,6 +83,13 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             return None
 
+    def say(self, line: str) -> None:
+        """A line to its standard input. Errors: `BrokenPipeError` when it has ended."""
+        if self._popen.stdin is None:
+            raise ValueError("say: it was not started to listen")
+        self._popen.stdin.write(line.encode() + b"\n")
+        self._popen.stdin.flush()
+
     def death(self) -> str | None:
         """In words with its last lines, why it no longer runs; None while it does."""
         code = self.exit_code()
@@ -82,6 +97,9 @@ class ServerProcess:
 
     def stop(self, *, grace_s: float = 8.0) -> int | None:
         """SIGTERM to the group, SIGKILL after `grace_s`; returns the exit code."""
+        if self._popen.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._popen.stdin.close()
         if self._popen.poll() is None:
             self._signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -217,6 +217,25 @@ def test_bare_bench(vk: Vk, folder: Path) -> None:
     assert document["threads"] == 1
 
 
+def test_bare_bench_in_turns(vk: Vk, folder: Path) -> None:
+    """Prompts from standard input, each timed as it comes; `generate` gives the same tokens."""
+    common = ("bench", str(folder), "--profile", "stock", "--threads", "1", "--stdin")
+    sizes = ("--output-tokens", "5", "--json")
+    result = vk(*common, "--bare", *sizes, stdin="[5, 6, 7]\n\n[9]\n[5, 6, 7]\n")
+    assert result.returncode == 0, result.stderr
+    ready, *told = [json.loads(line) for line in result.stdout.splitlines()]
+    assert (ready["ready"], ready["profile"], ready["dtype"]) == (True, "stock", "float32")
+    assert [document["tokens"] for document in told] == [4, 4, 4]
+    assert all(document["seconds"] > 0 and document["threads"] == 1 for document in told)
+    assert told[0]["token_ids"] == told[2]["token_ids"] != told[1]["token_ids"]
+    assert len(told[0]["token_ids"]) == 5
+    for wrong in ("[]", "[1.5]", "[-1]", "[99999]", "5", "tell me"):
+        refused = vk(*common, "--bare", *sizes, stdin=wrong)
+        assert refused.returncode == 2, wrong
+        assert "token id" in refused.stderr and "Traceback" not in refused.stderr
+    assert "--bare" in vk("bench", str(folder), "--stdin").stderr
+
+
 def test_the_readmes_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
     readme = Path(__file__).parents[2] / "engine" / "README.md"
     code = readme.read_text("utf-8").split("```python\n")[1].split("```")[0]

@@ -11,11 +11,27 @@ import sys
 from pathlib import Path
 
 
+def bench(turns: bool) -> None:
+    """`vk bench --bare`: a rate, or one span for each prompt; VK_FAKE_BARE=dies ends the second."""
+    if not turns:
+        sys.stdout.write(json.dumps({"schema_version": 1, "decode_tok_s": 99.0, "tokens": 64}))
+        return
+    sys.stdout.write("loading\n" + json.dumps({"ready": True}) + "\n")
+    sys.stdout.flush()
+    for number, line in enumerate(sys.stdin):
+        if number == 1 and os.environ.get("VK_FAKE_BARE") == "dies":
+            sys.exit("out of memory")
+        ids = json.loads(line)
+        told = {"tokens": 7, "seconds": 0.07, "token_ids": [*ids[:7], 0]}
+        sys.stdout.write(json.dumps(told) + "\n")
+        sys.stdout.flush()
+
+
 def main() -> None:
     arguments = sys.argv[1:]
     options = dict(zip(arguments[2::2], arguments[3::2], strict=False))
     if arguments[0] == "bench":
-        sys.stdout.write(json.dumps({"schema_version": 1, "decode_tok_s": 99.0, "tokens": 64}))
+        bench("--stdin" in arguments)
         return
     arm = "stock" if options["--profile"] == "stock" else "vk"
     behaviours = dict(

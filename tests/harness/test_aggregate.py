@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from finalbench.aggregate import Analysis, Marks, analyse, compare, leaderboard,
 from finalbench.bundle import seal
 from finalbench.errors import BundleBroken
 from finalbench.metrics import compute
-from finalbench.record import BareLoop, Classes, RunRecords
+from finalbench.record import BareBlock, BareLoop, BareTurn, Classes, RunRecords
 from finalbench.stats import Verdict
 
 CLEAN = make_records()
@@ -340,6 +341,42 @@ def test_the_baseline_over_http_against_its_bare_loop() -> None:
     assert behind.bare_loop.http_decode_tok_s == blocks[1] != blocks[0]
     failed = a_bare_loop(decode_tok_s=None, reason="exit 3")
     assert analyse(make_records(a_run(bare_loop=failed))).bare_loop.reason == "exit 3"
+
+
+def test_the_bare_loop_in_turns_gives_a_ratio_and_an_interval_for_each_block() -> None:
+    def turn(share: float, **fields: Any) -> BareTurn:
+        known = {"prompt_index": 0, "first": "bare", "same_tokens": True}
+        spans = {"bare_tokens": 63, "bare_seconds": 1.0, "http_tokens": 63}
+        return BareTurn(**{**known, **spans, "http_seconds": 1.0 / share, **fields})
+
+    def block(index: int, *shares: float, **fields: Any) -> BareBlock:
+        turns = tuple(turn(share) for share in shares)
+        return BareBlock(**{"block": index, "server_id": "s", "turns": turns, **fields})
+
+    blocks = (block(0, 0.96, 0.98), block(1, 0.98, 0.98), block(2, reason="exit code 1"))
+    found = analyse(make_records(a_run(bare_loop=a_bare_loop(blocks=blocks)))).bare_loop
+    first, second, third = found.blocks
+    assert first.share == pytest.approx(math.sqrt(0.96 * 0.98))
+    assert first.low is not None and first.high is not None
+    assert first.low < 0.96 and first.high > 0.98
+    assert (second.share, second.low, second.high) == pytest.approx((0.98, 0.98, 0.98))
+    assert (third.share, third.turns, third.reason) == (None, 0, "exit code 1")
+    # Over blocks, not over turns: two blocks, so one degree of freedom.
+    assert found.share == pytest.approx(math.sqrt(first.share * 0.98))
+    half = 12.706 * abs(math.log(first.share / 0.98)) / 2
+    assert found.low == pytest.approx(found.share * math.exp(-half), rel=1e-3)
+    assert found.high == pytest.approx(found.share * math.exp(half), rel=1e-3)
+    assert found.bare_decode_tok_s == pytest.approx(63.0)
+    assert found.same_tokens is True
+    alone = a_bare_loop(blocks=(block(0, 0.96, 0.98),))
+    one = analyse(make_records(a_run(bare_loop=alone))).bare_loop
+    assert (one.low, one.high) == pytest.approx((first.low, first.high))
+    other = BareBlock(block=0, server_id="s", turns=(turn(0.97, same_tokens=False),))
+    differ = analyse(make_records(a_run(bare_loop=a_bare_loop(blocks=(other,))))).bare_loop
+    assert differ.same_tokens is False and differ.low is None
+    nothing = a_bare_loop(decode_tok_s=None, blocks=(block(0, reason="it died"),), reason="it died")
+    empty = analyse(make_records(a_run(bare_loop=nothing))).bare_loop
+    assert (empty.share, empty.reason) == (None, "it died")
 
 
 def test_summary_is_the_documented_json() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -89,7 +90,7 @@ def our_servers(owner: int | None = None) -> list[int]:
 def test_a_run_records_everything(tmp_path: Path) -> None:
     outcome = execute(
         small("measure.blocks=2", "measure.bare_loop=true", "measure.client_ceiling=true"),
-        options(tmp_path),
+        options(tmp_path, "stock:ok,step_ms=1"),  # one token a chunk, so that there is a rate
         Silent(),
     )
     records = load_run(outcome.path)
@@ -127,10 +128,37 @@ def test_a_run_records_everything(tmp_path: Path) -> None:
         assert server.counters_after is not None
         assert server.error is None
         assert (outcome.path / str(server.log)).is_file()
-    assert records.run.bare_loop is not None and records.run.bare_loop.decode_tok_s == 99.0
+    bare = records.run.bare_loop
+    assert bare is not None and bare.decode_tok_s == pytest.approx(100.0)
+    assert [block.block for block in bare.blocks] == [0, 1]
+    for block in bare.blocks:
+        (server,) = [s for s in measuring if s.server_id == block.server_id]
+        assert (server.arm, server.block, block.reason) == ("stock", block.block, None)
+        first = ["bare", "http"] if block.block == 0 else ["http", "bare"]
+        assert [turn.first for turn in block.turns] == first * 2
+        assert {(t.bare_tokens, t.bare_seconds, t.http_tokens) for t in block.turns} == {
+            (7, 0.07, 7)
+        }
+        assert all(t.http_seconds > 0 for t in block.turns)
+        assert {t.prompt_index for t in block.turns} == {0, 1}
+    # What was served in turns belongs to no cell: counters were read before.
+    assert not [v for v in derive(records).violations if v.rule == "engine_count"]
     (ceiling,) = records.run.client_ceilings
     assert ceiling.streams == 1 and ceiling.chunks_per_s is not None
     assert records.telemetry
+    assert our_servers() == []
+
+
+def test_a_bare_loop_that_dies_costs_the_run_nothing_else(tmp_path: Path) -> None:
+    wanted = small("measure.bare_loop=true", "axes.draft=[none]", "base.draft=none")
+    chosen = options(tmp_path, "stock:ok,step_ms=1")
+    chosen = replace(chosen, environment={**chosen.environment, "VK_FAKE_BARE": "dies"})
+    outcome = execute(wanted, chosen, Silent())
+    assert outcome.run.status == "complete"
+    assert outcome.run.bare_loop is not None and outcome.run.bare_loop.decode_tok_s is None
+    (block,) = outcome.run.bare_loop.blocks
+    assert block.turns == ()
+    assert block.reason == "the bare loop ended (exit code 1): out of memory"
     assert our_servers() == []
 
 
