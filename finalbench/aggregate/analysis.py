@@ -211,4 +211,5 @@ def _row(
 def label(cell: CellRow) -> str:
     load = "" if cell.concurrency == 1 else f", {cell.concurrency} streams"
     lengths = f"{cell.seq_len} in, {cell.output_len} out"
-    return f"{lengths}, {cell.sampling}, drafts {cell.draft_label}{load}"
+    cache = f", {cell.cache_label}" if cell.cache_label else ""
+    return f"{lengths}, {cell.sampling}, drafts {cell.draft_label}{load}{cache}"

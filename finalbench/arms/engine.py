@@ -52,6 +52,7 @@ class Engine:
     environment_prefix: str | None = None  # variables of its own, recorded with its settings
     # Its prefix cache is switched by an option at the start, or is its own affair (none, or on).
     prefix_cache: Literal["restart", "own"] = "own"
+    flush: str = "/reset_prefix_cache"  # empties it, where that is served
     per_request: tuple[str, ...] = ()
     restart: tuple[str, ...] = ()
     differs: tuple[str, ...] = ()

@@ -98,6 +98,7 @@ SGLANG = Engine(
     tokens="token ids in each chunk (return_token_ids)",
     counter_names={"cached_tokens": "prefix_cache_hits"},
     prefix_cache="restart",
+    flush="/flush_cache",
     environment={"DO_NOT_TRACK": "1", "NO_COLOR": "1"},
     environment_prefix="SGLANG_",
     per_request=("sampling", "seed", "output length"),

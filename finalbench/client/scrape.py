@@ -153,6 +153,7 @@ def flush_cache(
     http: httpx2.Client,
     base_url: str,
     *,
+    path: str = "/reset_prefix_cache",
     timeout_s: float = 30.0,
     pause_s: float = 0.05,
     sleep: Callable[[float], None] = time.sleep,
@@ -166,7 +167,7 @@ def flush_cache(
         scrape = fetch(http, base_url)
         running = scrape.total("num_requests_running") if scrape is not None else None
         if not running:
-            answer = http.post(f"{base_url}/reset_prefix_cache")
+            answer = http.post(f"{base_url}{path}")
             if answer.status_code in (404, 405, 501):
                 return False
             if answer.status_code < 300:

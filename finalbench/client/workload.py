@@ -21,6 +21,7 @@ from finalbench.prompts import DOMAINS, load_prompts
 from finalbench.scenario import DraftSetting, Sampling
 
 MIN_NATURAL = 16  # tokens; below that a prompt would be all salt
+SHARED = "shared"
 _COMMENT = {"code": "# section {salt}\n\n"}
 _PLAIN = "Note {salt}.\n\n"
 
@@ -80,7 +81,8 @@ class PromptSpec:
 
     `group` names the cells that must share prompts (arms, draft settings); another group, another
     `purpose` or another `seed` gives prompts with no common prefix. `shared_share` is the planned
-    share of each prompt that all prompts of the group have in common (0: cold cells).
+    share of each prompt that all prompts of the group have in common, whatever their purpose, so
+    that a warm-up puts it into a cache (0: cold cells).
     """
 
     length: int
@@ -104,6 +106,12 @@ class PromptSpec:
             raise UsageError(f"requests: must be at least 1, not {self.count}")
         if not 0.0 <= self.shared_share < 1.0:
             raise UsageError(f"shared_share: must be 0 to below 1, not {self.shared_share}")
+        own = self.length - round(self.length * self.shared_share)
+        if own < least:
+            raise UsageError(
+                f"cache: {self.length} tokens leave {own} that a prompt does not share; text class "
+                f"{self.text_class} needs at least {least}"
+            )
         unknown = [name for name in self.domains if name not in DOMAINS]
         if unknown or not self.domains:
             raise UsageError(f"domains: unknown {unknown}; known are {', '.join(DOMAINS)}")
@@ -120,7 +128,7 @@ def build_prompts(
     if spec.text_class == "random" and vocabulary is None:
         vocabulary = text_vocabulary(tokenizer)
     shared_length = round(spec.length * spec.shared_share)
-    shared = _ids(spec, tokenizer, vocabulary, "shared", spec.domains[0], shared_length)
+    shared = _ids(spec, tokenizer, vocabulary, SHARED, spec.domains[0], shared_length)
     prompts = []
     for index in range(spec.count):
         domain = spec.domains[index % len(spec.domains)]
@@ -156,7 +164,8 @@ def _ids(
 ) -> list[int]:
     if length == 0:
         return []
-    key = f"{spec.seed}/{spec.group}/{spec.purpose}/{spec.text_class}/{part}"
+    purpose = "all" if part == SHARED else spec.purpose
+    key = f"{spec.seed}/{spec.group}/{purpose}/{spec.text_class}/{part}"
     draw = random.Random(hashlib.sha256(key.encode()).digest())
     if spec.text_class == "random":
         choices = vocabulary or ()

@@ -90,6 +90,8 @@ class Behaviour(BaseModel):
     tokenizer: Literal["merges", "bytes"] = "merges"
     cache: bool = False
     cache_speedup: float = 20.0
+    cache_forgets: bool = False  # looks prompts up and keeps none
+    cache_flushes: bool = True  # serves /reset_prefix_cache
     flush_busy: int = 0
 
     # Tokens and drafts

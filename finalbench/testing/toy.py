@@ -83,6 +83,8 @@ class ToyServer:
         return Response(status_code=200)
 
     async def flush(self, request: Request) -> Response:
+        if not self.state.behaviour.cache_flushes:
+            return error_response(404, "not served")
         if not self.state.flush():
             return error_response(503, "requests are running; try again")
         return Response(status_code=200)

@@ -113,7 +113,8 @@ class ToyState:
                 hits += CACHE_BLOCK
             else:
                 missing = True
-                self.cached.add(state)
+                if not self.behaviour.cache_forgets:
+                    self.cached.add(state)
         self.counters.plain["prefix_cache_queries"] += len(prompt)
         self.counters.plain["prefix_cache_hits"] += hits
         return hits
