@@ -57,27 +57,6 @@ def only_run(results: Path) -> Path:
     return path.parent
 
 
-def test_the_real_engine_is_measured_against_stock(
-    engine: Daemon, environment: dict[str, str], tmp_path: Path
-) -> None:
-    results = tmp_path / "results"
-    ended = call([*command(results, measure__bare_loop="true"), "--json"], environment)
-    # 6 is an interval too wide to tell, as one block of two requests may be.
-    assert ended.returncode in (0, 6), ended.stderr
-    summary = json.loads(ended.stdout)
-    assert {cell["runtime"] for cell in summary["cells"]} == {"container"}
-    records = load_run(only_run(results))
-    assert records.run.status == "complete"
-    assert {server.runtime for server in records.servers} == {"container"}
-    assert all(s.image_digest and s.image_digest.startswith("sha256:") for s in records.servers)
-    assert all(server.exit_code in (0, 143) for server in records.servers)
-    assert records.run.provenance.environment["FINALBENCH_RUNTIME"] == "container"
-    assert records.run.bare_loop is not None
-    assert records.run.bare_loop.decode_tok_s is not None, records.run.bare_loop.reason
-    logs = [only_run(results) / str(server.log) for server in records.servers]
-    assert all("serving vk-tiny" in log.read_text() for log in logs)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_no_container(
     engine: Daemon, tmp_path: Path, number: signal.Signals
