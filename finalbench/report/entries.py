@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 from finalbench.report import phrases
 from finalbench.report.view import Comparison, Marks, Measured
@@ -40,11 +41,44 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Table:
+    """`cautions`: for each row the words that lower its claim, to go along with any copied cell."""
+
     id: str
     caption: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Entry, ...], ...]
     note: str = ""
+    cautions: tuple[str, ...] = ()
+
+
+Row_contra = TypeVar("Row_contra", contravariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Field(Generic[Row_contra]):
+    """A column, and what a row puts into it."""
+
+    key: str
+    label: str
+    fill: Callable[[Row_contra], Entry]
+    unit: str = ""
+    numeric: bool = False
+
+
+def table(
+    name: str, caption: str, fields: Sequence[Field[Any]], rows: Iterable[Any], note: str = ""
+) -> Table:
+    """Every table is made here: its columns, its rows, and each row's cautions."""
+    kept = tuple(rows)
+    marks = [getattr(row, "marks", None) for row in kept]
+    return Table(
+        id=name,
+        caption=caption,
+        columns=tuple(Column(f.key, f.label, f.unit, f.numeric) for f in fields),
+        rows=tuple(tuple(f.fill(row) for f in fields) for row in kept),
+        note=note,
+        cautions=tuple(phrases.caution(m) if m else "" for m in marks),
+    )
 
 
 def lines(*words: str) -> tuple[str, ...]:
@@ -90,3 +124,25 @@ def classes(marks: Marks) -> Entry:
     words = phrases.mark_words(marks)
     flat = phrases.join_words(words)
     return Entry(text=words[0], notes=words[1:], value=flat, flat=flat)
+
+
+def significant(value: float | None, digits: int = 3, note: str = "") -> Entry:
+    """A plain number with so many digits, or the reason that it is missing."""
+    return number(value, phrases.significant(value, digits), note)
+
+
+def count(value: int | None) -> Entry:
+    return number(value, phrases.MISSING if value is None else str(value))
+
+
+def share(value: float | None, note: str = "") -> Entry:
+    return number(value, phrases.share(value), note)
+
+
+# Columns that many tables have.
+MODEL: Field[Any] = Field(
+    "model", "Model", lambda row: word(phrases.shape_name(row.model, row.marks))
+)
+ARM: Field[Any] = Field("arm", "Server", lambda row: word(row.arm))
+SETTING: Field[Any] = Field("setting", "Setting", lambda row: word(row.setting))
+RUN: Field[Any] = Field("run", "Run", lambda row: word(row.run_id))

@@ -12,6 +12,7 @@ AXIS_WORDS = {
     "sampling": "sampling",
     "draft": "draft setting",
     "concurrency": "streams",
+    "cache": "prompt cache",
 }
 SOURCE_WORDS = {
     "process": "fresh process",
@@ -28,7 +29,8 @@ def equality(run: RunView) -> list[view.EqualityRow]:
 
 
 def _equality(run: RunView, judged: Judged) -> view.EqualityRow:
-    cell = run.analysis.row(judged.cell_id).cell
+    row = run.analysis.row(judged.cell_id)
+    cell = row.cell
     arm = run.arm_label(cell.arm)
     versus = f"{arm} drafts on = off" if judged.kind == "drafts" else f"{arm} = stock"
     first = judged.first
@@ -48,6 +50,7 @@ def _equality(run: RunView, judged: Judged) -> view.EqualityRow:
         tie_bound=judged.tie_bound,
         self_rate=judged.self_rate,
         note=judged.reason,
+        marks=marks_of(row),
     )
 
 
@@ -62,7 +65,7 @@ def spread(run: RunView) -> list[view.SpreadRow]:
             low_tok_s=row.low_tok_s,
             high_label=_coordinate(run, row.axis, row.high_label),
             high_tok_s=row.high_tok_s,
-            marks=_axis_marks(run, row.arm, row.axis),
+            marks=_arm_marks(run, row.arm, row.axis),
         )
         for row in run.analysis.spread
         if not is_copy(row.arm)
@@ -94,9 +97,12 @@ def _restart(run: RunView, arm: str) -> view.SpreadRow | None:
     )
 
 
-def _axis_marks(run: RunView, arm: str, axis: str) -> view.Marks:
-    rows = [r for r in run.analysis.rows if r.cell.arm == arm]
-    rows = [r for r in rows if r.cell.axis in ("base", axis)] or rows
+def _arm_marks(run: RunView, arm: str, axis: str | None = None) -> view.Marks:
+    """An arm's classes, over its whole run or one axis: synthetic as soon as one cell is."""
+    rows = [row for row in run.analysis.rows if row.cell.arm == arm]
+    rows = [row for row in rows if axis is None or row.cell.axis in ("base", axis)] or rows
+    if not rows:
+        return view.Marks()
     synthetic = any(row.marks.acceptance == "synthetic" for row in rows)
     marks = marks_of(run.base(arm) or rows[0])
     return marks.model_copy(update={"acceptance": "synthetic"}) if synthetic else marks
@@ -216,6 +222,7 @@ def energy(run: RunView) -> list[view.EnergyRow]:
             joules=row.joules,
             joules_per_token=row.joules_per_token,
             reason=row.reason,
+            marks=_arm_marks(run, row.arm),
         )
         for row in run.analysis.energy
     ]

@@ -7,73 +7,97 @@ from dataclasses import replace
 
 from finalbench.report import phrases
 from finalbench.report.entries import (
-    Column,
+    MODEL,
+    RUN,
+    SETTING,
     Entry,
+    Field,
     Table,
     classes,
+    count,
     number,
     quantile,
     rate,
     ratio,
+    share,
+    significant,
+    table,
     word,
 )
 from finalbench.report.sections import (
     claims_table,
-    domains_table,
     equality_table,
     failures_table,
-    spread_table,
-    variance_table,
     violations_table,
 )
 from finalbench.report.view import Board, BoardRow, Cell, Page
-from finalbench.report.workings import aa_table, costs_table, energy_table
-
-_BOARD_COLUMNS = (
-    Column(key="position", label="Rank", numeric=True),
-    Column(key="arm", label="Server"),
-    Column(key="setting", label="Setting"),
-    Column(key="decode_tok_s", label="Decode", unit="tok/s", numeric=True),
-    Column(key="ratio", label="Ratio", numeric=True),
-    Column(key="verdict", label="Verdict"),
-    Column(key="acceptance_length", label="Acceptance length", unit="tokens/round", numeric=True),
-    Column(key="bandwidth_share", label="Bandwidth limit", unit="share", numeric=True),
-    Column(key="blocks", label="Blocks", numeric=True),
-    Column(key="classes", label="Classes"),
-    Column(key="run", label="Run"),
+from finalbench.report.workings import (
+    aa_table,
+    costs_table,
+    domains_table,
+    energy_table,
+    spread_table,
+    variance_table,
 )
 
+RATIO: Field[BoardRow | Cell] = Field(
+    "ratio", "Ratio", lambda row: ratio(row.comparison, row.marks), numeric=True
+)
+ACCEPTANCE: Field[BoardRow | Cell] = Field(
+    "acceptance_length",
+    "Acceptance length",
+    lambda row: significant(row.acceptance_length),
+    "tokens/round",
+    True,
+)
+BANDWIDTH: Field[BoardRow | Cell] = Field(
+    "bandwidth_share", "Bandwidth limit", lambda row: share(row.bandwidth_share), "share", True
+)
+CLASSES: Field[BoardRow | Cell] = Field("classes", "Classes", lambda row: classes(row.marks))
 
-def _board_row(row: BoardRow, leader: bool) -> tuple[Entry, ...]:
-    rank = phrases.MISSING if row.position is None else f"{row.position}{'=' if row.tied else ''}"
-    decode = rate(row.decode_tok_s, row.marks)
-    if leader and row.decode_tok_s.value is not None:
-        decode = replace(decode, text=f"▲ {decode.text}", tone="best")
+
+def _rank(row: BoardRow) -> Entry:
+    shown = phrases.MISSING if row.position is None else f"{row.position}{'=' if row.tied else ''}"
+    return number(row.position, shown, "tie" if row.tied else "")
+
+
+def _verdict(row: BoardRow) -> Entry:
+    if row.reason:
+        return word("not ranked", row.reason, "bad")
     found = row.comparison.verdict if row.comparison else ""
     tone = {"FASTER": "good", "SLOWER": "bad", "INCONCLUSIVE": "caution"}.get(found, "")
-    verdict = phrases.verdict_words(row.comparison)
+    return word(phrases.verdict_words(row.comparison), tone=tone)
+
+
+def _board_fields(leader: int | None) -> tuple[Field[BoardRow], ...]:
+    def decode(row: BoardRow) -> Entry:
+        entry = rate(row.decode_tok_s, row.marks)
+        if leader is None or row.position != leader or row.decode_tok_s.value is None:
+            return entry
+        return replace(entry, text=f"▲ {entry.text}", tone="best")
+
     return (
-        number(row.position, rank, "tie" if row.tied else ""),
-        word(row.arm_label, phrases.shape_name(row.model, row.marks)),
-        word(row.setting),
-        decode,
-        ratio(row.comparison, row.marks),
-        word("not ranked", row.reason, "bad") if row.reason else word(verdict, tone=tone),
-        number(row.acceptance_length, phrases.significant(row.acceptance_length, 3)),
-        number(row.bandwidth_share, phrases.share(row.bandwidth_share)),
-        number(row.blocks, str(row.blocks)),
-        classes(row.marks),
-        word(row.run_id),
+        Field("position", "Rank", _rank, numeric=True),
+        Field(
+            "arm",
+            "Server",
+            lambda row: word(row.arm_label, phrases.shape_name(row.model, row.marks)),
+        ),
+        SETTING,
+        Field("decode_tok_s", "Decode", decode, "tok/s", True),
+        RATIO,
+        Field("verdict", "Verdict", _verdict),
+        ACCEPTANCE,
+        BANDWIDTH,
+        Field("blocks", "Blocks", lambda row: count(row.blocks), numeric=True),
+        CLASSES,
+        RUN,
     )
 
 
 def board_table(board: Board, index: int = 0) -> Table:
     # A leader is marked only where some other row is measurably behind it.
     places = sorted({row.position for row in board.rows if row.position is not None})
-    first = places[0] if len(places) > 1 else None
-    rows = tuple(
-        _board_row(row, row.position is not None and row.position == first) for row in board.rows
-    )
     notes = [f"Compared at equal {board.compares}."]
     if board.resolution is not None:
         notes.append(
@@ -82,72 +106,59 @@ def board_table(board: Board, index: int = 0) -> Table:
         )
     if board.note:
         notes.append(board.note)
-    return Table(
-        id=f"board-{index + 1}",
-        caption=board.title,
-        columns=_BOARD_COLUMNS,
-        rows=rows,
-        note=" ".join(notes),
+    return table(
+        f"board-{index + 1}",
+        board.title,
+        _board_fields(places[0] if len(places) > 1 else None),
+        board.rows,
+        " ".join(notes),
     )
 
 
-_CELL_COLUMNS = (
-    Column(key="model", label="Model"),
-    Column(key="arm", label="Server"),
-    Column(key="axis", label="Axis"),
-    Column(key="seq_len", label="Prompt", unit="tokens", numeric=True),
-    Column(key="output_len", label="Output", unit="tokens", numeric=True),
-    Column(key="sampling", label="Sampling"),
-    Column(key="draft", label="Draft"),
-    Column(key="concurrency", label="Streams", numeric=True),
-    Column(key="decode_tok_s", label="Decode", unit="tok/s", numeric=True),
-    Column(key="e2e_tok_s", label="End to end", unit="tok/s", numeric=True),
-    Column(key="ratio", label="Ratio", numeric=True),
-    Column(key="acceptance_length", label="Acceptance length", unit="tokens/round", numeric=True),
-    Column(key="ttft_p50", label="First token p50", unit="ms", numeric=True),
-    Column(key="bandwidth_share", label="Bandwidth limit", unit="share", numeric=True),
-    Column(key="requests", label="Requests", numeric=True),
-    Column(key="classes", label="Classes"),
-    Column(key="validity", label="Validity"),
-    Column(key="run", label="Run and cell"),
+def _prompt(cell: Cell) -> Entry:
+    kind = "random tokens" if cell.text_class == "random" else ""
+    return number(cell.seq_len, str(cell.seq_len), phrases.join_words((kind, cell.cache_label)))
+
+
+def _requests(cell: Cell) -> Entry:
+    failed = f"{cell.failed} failed" if cell.failed else ""
+    return number(cell.requests, str(cell.requests), failed)
+
+
+def _validity(cell: Cell) -> Entry:
+    tone = "bad" if cell.violations else ""
+    return word(", ".join(cell.violations) or "valid", ", ".join(cell.warnings), tone)
+
+
+_CELLS: tuple[Field[Cell], ...] = (
+    MODEL,
+    Field("arm", "Server", lambda cell: word(cell.arm_label)),
+    Field("axis", "Axis", lambda cell: word(cell.axis)),
+    Field("seq_len", "Prompt", _prompt, "tokens", True),
+    Field("output_len", "Output", lambda cell: count(cell.output_len), "tokens", True),
+    Field("sampling", "Sampling", lambda cell: word(cell.sampling)),
+    Field("draft", "Draft", lambda cell: word(cell.draft)),
+    Field("concurrency", "Streams", lambda cell: count(cell.concurrency), numeric=True),
+    Field("decode_tok_s", "Decode", lambda c: rate(c.decode_tok_s, c.marks), "tok/s", True),
+    Field("e2e_tok_s", "End to end", lambda c: rate(c.e2e_tok_s, c.marks), "tok/s", True),
+    RATIO,
+    ACCEPTANCE,
+    Field("ttft_p50", "First token p50", lambda cell: quantile(cell.ttft_p50_s), "ms", True),
+    BANDWIDTH,
+    Field("requests", "Requests", _requests, numeric=True),
+    CLASSES,
+    Field("validity", "Validity", _validity),
+    Field("run", "Run and cell", lambda cell: word(cell.id, cell.run_id)),
 )
 
 
-def _cell_row(cell: Cell) -> tuple[Entry, ...]:
-    failed = f"{cell.failed} failed" if cell.failed else ""
-    return (
-        word(phrases.shape_name(cell.model, cell.marks)),
-        word(cell.arm_label),
-        word(cell.axis),
-        number(cell.seq_len, str(cell.seq_len), "random tokens" * (cell.text_class == "random")),
-        number(cell.output_len, str(cell.output_len)),
-        word(cell.sampling),
-        word(cell.draft),
-        number(cell.concurrency, str(cell.concurrency)),
-        rate(cell.decode_tok_s, cell.marks),
-        rate(cell.e2e_tok_s, cell.marks),
-        ratio(cell.comparison, cell.marks),
-        number(cell.acceptance_length, phrases.significant(cell.acceptance_length, 3)),
-        quantile(cell.ttft_p50_s),
-        number(cell.bandwidth_share, phrases.share(cell.bandwidth_share)),
-        number(cell.requests, str(cell.requests), failed),
-        classes(cell.marks),
-        word(
-            ", ".join(cell.violations) or "valid",
-            ", ".join(cell.warnings),
-            "bad" if cell.violations else "",
-        ),
-        word(cell.id, cell.run_id),
-    )
-
-
 def cells_table(cells: Iterable[Cell]) -> Table:
-    return Table(
-        id="cells",
-        caption="Every cell",
-        columns=_CELL_COLUMNS,
-        rows=tuple(_cell_row(cell) for cell in cells),
-        note="Each rate is a mean over blocks of fresh server processes, with its interval.",
+    return table(
+        "cells",
+        "Every cell",
+        _CELLS,
+        cells,
+        "Each rate is a mean over blocks of fresh server processes, with its interval.",
     )
 
 

@@ -70,6 +70,8 @@ class Cell(View):
     draft: str
     concurrency: int
     text_class: str = "natural"
+    cache: str = "cold"
+    cache_label: str = ""  # what prompts met in the server's cache; empty for a cold cell
     requests: int = 0
     failed: int = 0
     decode_tok_s: Measured = Measured()
@@ -101,6 +103,7 @@ class EqualityRow(View):
     tie_bound: float | None = None
     self_rate: float | None = None
     note: str | None = None
+    marks: Marks = Marks()
 
 
 class SpreadRow(View):
@@ -187,6 +190,7 @@ class EnergyRow(View):
     joules: float | None
     joules_per_token: float | None
     reason: str | None = None
+    marks: Marks = Marks()
 
 
 class Failure(View):
