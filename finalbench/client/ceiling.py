@@ -10,14 +10,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-import httpx2
-
 from finalbench.client.connection import Clock
 from finalbench.client.http import StreamClient
 from finalbench.client.load import run_cell
 from finalbench.client.schedule import NS, Job, Load, Outcome
 from finalbench.client.stream import encode_body
 from finalbench.errors import EnvironmentMissing
+from finalbench.runtime.asking import asking
 from finalbench.testing.launch import toy
 
 HEADROOM = 3.0  # a cell needs a ceiling this many times its own chunk rate
@@ -93,7 +92,7 @@ async def measure(
     """
     burst = streams if burst_streams is None else burst_streams
     chunking = f"tokens_per_chunk={tokens_per_chunk},stamp=true"
-    with toy(f"fast,{chunking}") as server, httpx2.Client(timeout=30.0, trust_env=False) as http:
+    with toy(f"fast,{chunking}") as server, asking(server.base_url, timeout_s=30.0) as http:
 
         async def run(behaviour: str, count: int) -> list[Outcome]:
             http.post(f"{server.base_url}/toy/behaviour", content=behaviour).raise_for_status()

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-import httpx2
-
 from finalbench.arms import ENGINES, arm, vocabulary_size
 from finalbench.client.workload import PromptSpec, ServerTokenizer, build_prompts
 from finalbench.prompts import DOMAINS
 from finalbench.record import Cell, PromptRecord
+from finalbench.runtime.asking import asking
 from finalbench.runtime.server import LiveServer
 from finalbench.scenario import Scenario, Workload, cached_share
 
@@ -58,7 +57,7 @@ class PromptStock:
         counts: dict[Group, int] = {}
         for cell in cells:
             counts[_group(cell)] = max(counts.get(_group(cell), 0), cell.requests)
-        with httpx2.Client(timeout=_TIMEOUT_S, trust_env=False) as http:
+        with asking(server.base_url, timeout_s=_TIMEOUT_S) as http:
             field = ENGINES[arm(cells[0].arm).engine].tokenize_field
             tokenizer = ServerTokenizer(http, server.base_url, server.model_id, field)
             for group, count in counts.items():

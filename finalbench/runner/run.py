@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,6 +103,10 @@ def _with_checkpoint(scenario: Scenario, environment: Mapping[str, str]) -> Scen
 def _execute(
     opened: Opened, options: Options, progress: Progress, interrupts: Interrupts
 ) -> Outcome:
+    # Garbage is collected before each cell's requests. What is loaded by now stays, and need not be
+    # looked at every time: that took a tenth of a second.
+    gc.collect()
+    gc.freeze()
     ledger = Ledger(opened.run.plan, opened)
     runner = BlockRunner(
         opened,

@@ -9,6 +9,7 @@ import httpx2
 
 from finalbench.arms import arm
 from finalbench.record import Plan, RequestRecord, ScorePosition, ScoreRecord
+from finalbench.runtime.asking import asking
 from finalbench.runtime.ready import ServerFailed
 from finalbench.runtime.server import LiveServer
 
@@ -28,7 +29,7 @@ class Scorer:
     def __init__(self, server: LiveServer, server_id: str, arm: str, *, timeout_s: float) -> None:
         self._server, self._server_id, self._arm = server, server_id, arm
         self._known: dict[tuple[str, tuple[int, ...]], tuple[ScorePosition, ...]] = {}
-        self._client = httpx2.Client(base_url=server.base_url, timeout=timeout_s, trust_env=False)
+        self._client = asking(server.base_url, timeout_s=timeout_s)
 
     def close(self) -> None:
         self._client.close()

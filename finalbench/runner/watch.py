@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import httpx2
-
 from finalbench.arms import ENGINES, arm
 from finalbench.client.scrape import Scrape, fetch, flush_cache
 from finalbench.errors import EnvironmentMissing
 from finalbench.record import CounterWindow, ServerRecord
 from finalbench.runner.clean import Cleaner
 from finalbench.runner.windows import GENERATED, PREFIX, count_window, prefix_total
+from finalbench.runtime.asking import asking
 from finalbench.runtime.ready import ServerFailed
 from finalbench.runtime.server import LiveServer, ServerStartFailed
 
@@ -80,7 +79,7 @@ class ServerWatch:
         if not any(prefix_total(scrape, name, engine.counter_names) for name in PREFIX):
             return  # nothing was ever looked up: it has no cache, or an empty one
         with (
-            httpx2.Client(timeout=5.0, trust_env=False) as client,
+            asking(self._server.base_url) as client,
             contextlib.suppress(EnvironmentMissing),  # the rules say what that led to
         ):
             flush_cache(client, self._server.base_url, path=engine.flush)
@@ -185,7 +184,7 @@ class ServerWatch:
 
 
 def _scrape(server: LiveServer) -> Scrape | None:
-    with httpx2.Client(timeout=5.0, trust_env=False) as client:
+    with asking(server.base_url) as client:
         try:
             return fetch(client, server.base_url)
         except EnvironmentMissing:
@@ -199,7 +198,7 @@ def _counters(server: LiveServer) -> dict[str, float] | None:
 
 def _last_look(server: LiveServer) -> _Look:
     try:
-        with httpx2.Client(base_url=server.base_url, timeout=5.0, trust_env=False) as client:
+        with asking(server.base_url) as client:
             settings = server.reread(client)
     except ServerFailed as failure:
         return _counters(server), None, str(failure)

@@ -9,6 +9,7 @@ from typing import Any
 import httpx2
 
 from finalbench.errors import EnvironmentMissing, FinalbenchError
+from finalbench.runtime.asking import asking
 
 
 class ServerFailed(FinalbenchError):
@@ -34,7 +35,7 @@ def wait_ready(
     """
     end = time.monotonic() + timeout_s
     last = "no answer"
-    with httpx2.Client(base_url=base_url, timeout=5.0, trust_env=False) as client:
+    with asking(base_url) as client:
         while True:
             reason = dead()
             if reason is not None:
