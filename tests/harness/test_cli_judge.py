@@ -3,32 +3,50 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 import pytest
 import report_runs as runs
 
+from finalbench.__main__ import main
 from finalbench.bundle import seal
 from finalbench.claims import load_ledger
 
 SMALL = ("workload.requests=2", "measure.blocks=3", "axes.seq_len=[512]")
 
 
-def typed(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {k: v for k, v in os.environ.items() if k != "GITHUB_STEP_SUMMARY"}
-    return subprocess.run(
-        [sys.executable, "-m", "finalbench", *words],
-        capture_output=True,
-        text=True,
-        env={**kept, **environment},
-        timeout=120,
-        check=False,
-    )
+class Ended(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Typed = Callable[..., Ended]
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typed:
+    """The command in this process, from its words to its exit code."""
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+
+    def call(*words: str, **environment: str) -> Ended:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys, "argv", ["finalbench", *words])
+        capsys.readouterr()
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return Ended(code, *capsys.readouterr())
+
+    return call
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +56,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_verify_names_the_damaged_file(run_dir: Path, tmp_path: Path) -> None:
+def test_verify_names_the_damaged_file(typed: Typed, run_dir: Path, tmp_path: Path) -> None:
     assert typed("verify", str(run_dir)).returncode == 0
     copy = tmp_path / run_dir.name
     copy.mkdir()
@@ -53,7 +71,9 @@ def test_verify_names_the_damaged_file(run_dir: Path, tmp_path: Path) -> None:
     assert "servers.jsonl" in {problem["file"] for problem in found["problems"]}
 
 
-def test_gate_writes_every_format_and_ends_by_its_outcome(run_dir: Path, tmp_path: Path) -> None:
+def test_gate_writes_every_format_and_ends_by_its_outcome(
+    typed: Typed, run_dir: Path, tmp_path: Path
+) -> None:
     junit, markdown, page = (tmp_path / name for name in ("j.xml", "v.md", "summary.md"))
     done = typed(
         "gate",
@@ -70,14 +90,16 @@ def test_gate_writes_every_format_and_ends_by_its_outcome(run_dir: Path, tmp_pat
     assert "finalbench gate" in markdown.read_text() == page.read_text()
 
 
-def test_gate_pins_a_baseline_and_reads_it_back(run_dir: Path, tmp_path: Path) -> None:
+def test_gate_pins_a_baseline_and_reads_it_back(
+    typed: Typed, run_dir: Path, tmp_path: Path
+) -> None:
     pin = tmp_path / "baseline.json"
     assert typed("gate", f"--baseline={pin}", f"--pin={run_dir}").returncode == 0
     again = typed("gate", f"--baseline={pin}", f"--candidate={run_dir}", "--json")
     assert json.loads(again.stdout)["baseline_run"] == run_dir.name
 
 
-def test_compare_shows_every_cell(run_dir: Path) -> None:
+def test_compare_shows_every_cell(typed: Typed, run_dir: Path) -> None:
     done = typed("compare", str(run_dir), str(run_dir), "--json")
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["cells"]) > 1
@@ -92,7 +114,9 @@ def test_compare_shows_every_cell(run_dir: Path) -> None:
         (["claim", "show", "nothing", "--ledger", "LEDGER"], "no claim 'nothing'"),
     ],
 )
-def test_bad_input_is_exit_2(run_dir: Path, tmp_path: Path, words: list[str], said: str) -> None:
+def test_bad_input_is_exit_2(
+    typed: Typed, run_dir: Path, tmp_path: Path, words: list[str], said: str
+) -> None:
     ledger = tmp_path / "claims.yaml"
     ledger.write_text("schema_version: 1\nclaims: []\n")
     known = {"RUN": str(run_dir), "LEDGER": str(ledger)}
@@ -102,7 +126,7 @@ def test_bad_input_is_exit_2(run_dir: Path, tmp_path: Path, words: list[str], sa
     assert done.stdout == ""
 
 
-def test_a_claim_is_added_shown_and_listed(run_dir: Path, tmp_path: Path) -> None:
+def test_a_claim_is_added_shown_and_listed(typed: Typed, run_dir: Path, tmp_path: Path) -> None:
     ledger = f"--ledger={tmp_path / 'claims.yaml'}"
     added = typed("claim", "add", "mine", str(run_dir), "--who=us", "--title=a page", ledger)
     assert added.returncode == 0, added.stderr
@@ -119,7 +143,7 @@ def test_a_claim_is_added_shown_and_listed(run_dir: Path, tmp_path: Path) -> Non
     assert "no claim is stale" in typed("claim", "check", str(run_dir), ledger).stdout
 
 
-def test_sign_and_verify_by_key(run_dir: Path, tmp_path: Path) -> None:
+def test_sign_and_verify_by_key(typed: Typed, run_dir: Path, tmp_path: Path) -> None:
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -141,7 +165,9 @@ def test_sign_and_verify_by_key(run_dir: Path, tmp_path: Path) -> None:
     assert typed("sign", str(copy), f"--key={tmp_path / 'none.pem'}").returncode == 3
 
 
-def test_import_takes_what_agrees_and_names_what_does_not(run_dir: Path, tmp_path: Path) -> None:
+def test_import_takes_what_agrees_and_names_what_does_not(
+    typed: Typed, run_dir: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "bench.json"
     bench = {"completed": 4, "failed": 0, "output_throughput": 55.0, "mean_ttft_ms": 40.0}
     file.write_text(json.dumps(bench))
@@ -157,7 +183,7 @@ def test_import_takes_what_agrees_and_names_what_does_not(run_dir: Path, tmp_pat
     assert "no result file of a known tool" in refused.stderr
 
 
-def test_plan_prints_the_blocks_a_wanted_effect_needs(run_dir: Path) -> None:
+def test_plan_prints_the_blocks_a_wanted_effect_needs(typed: Typed, run_dir: Path) -> None:
     words = typed("plan", "vk-tiny", "--detect=3%", "--cv=2%")
     assert "to see a change of 3.00% four times out of five: 10 blocks" in words.stdout
     document = json.loads(
