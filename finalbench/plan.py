@@ -247,6 +247,7 @@ def _estimate_s(scenario: Scenario, cells: Sequence[Cell]) -> float:
         total += cost.start_s
         for cell in served:
             warm = scenario.workload.warmup_requests
+            warm += cell.requests if cell.cache == "warm" else 0
             prompts = cell.requests + warm
             tokens = cell.requests * cell.output_len + warm * scenario.workload.warmup_output_len
             total += tokens * cost.ms_per_token / 1e3 / cell.concurrency

@@ -48,6 +48,7 @@ def _key(analysis: Analysis, row: ResultRow) -> tuple[tuple[str, str], ...]:
         ("setting", f"{row.cell.seq_len} in, {row.cell.output_len} out, {row.cell.sampling}"),
         ("text", row.cell.text_class),
         ("concurrency", str(row.cell.concurrency)),
+        *((("cache", row.cell.cache),) if row.cell.cache != "cold" else ()),
         ("weights", row.marks.weights),
         ("acceptance", row.marks.acceptance),
         ("status", row.marks.status),

@@ -11,7 +11,7 @@ from finalbench.metrics import measured, timing
 from finalbench.record import RequestRecord, RunRecords
 from finalbench.stats import Observation, components
 
-AXES = ("seq_len", "output_len", "sampling", "draft", "concurrency")
+AXES = ("seq_len", "output_len", "sampling", "draft", "concurrency", "cache")
 SOURCES = ("process", "order", "prompt", "seed")
 MAX_OBSERVATIONS = 4_000
 

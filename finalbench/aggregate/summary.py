@@ -60,6 +60,8 @@ def _cell(row: ResultRow) -> dict[str, Any]:
         "sampling": cell.sampling,
         "draft": cell.draft,
         "concurrency": cell.concurrency,
+        "cache": cell.cache,
+        "cache_hit_share": cell.cache_hit_share,
         "runtime": cell.runtime,
         "requests": cell.counts.model_dump(mode="json"),
         "valid": row.valid,

@@ -51,7 +51,7 @@ def _words(cells: Iterable[Cell]) -> str:
     return phrases.caution(marks)
 
 
-_AXES = ("seq_len", "output_len", "sampling", "draft", "concurrency")
+_AXES = ("seq_len", "output_len", "sampling", "draft", "concurrency", "cache")
 
 
 def _on_axis(cells: Sequence[Cell], axis: str) -> list[Cell]:

@@ -51,6 +51,7 @@ def benchmark_action(page: Page) -> str:
             f"{cell.seq_len} in, {cell.output_len} out",
             cell.sampling,
             cell.draft,
+            *([cell.cache] if cell.cache != "cold" else []),
         )
         entry: dict[str, Any] = {
             "name": ", ".join(parts),

@@ -51,7 +51,8 @@ class RunView:
 
     def setting(self, cell: CellRow) -> str:
         lengths = f"{cell.seq_len} tokens in, {cell.output_len} out"
-        return f"{lengths}, {cell.sampling}, {draft_label(cell)}"
+        cache = f", {cell.cache_label}" if cell.cache_label else ""
+        return f"{lengths}, {cell.sampling}, {draft_label(cell)}{cache}"
 
     def decode(self, cell: CellRow) -> view.Measured:
         blocks = tuple(value for value in cell.decode_tok_s_blocks if value is not None)
@@ -99,6 +100,8 @@ class RunView:
             draft=draft_label(cell),
             concurrency=cell.concurrency,
             text_class=cell.text_class,
+            cache=cell.cache,
+            cache_label=cell.cache_label,
             requests=cell.counts.recorded - cell.counts.warmup,
             failed=cell.counts.failed + cell.counts.cancelled + cell.counts.incomplete,
             decode_tok_s=self.decode(cell),

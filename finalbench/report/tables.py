@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 
 from finalbench.report import phrases
@@ -152,11 +152,17 @@ _CELLS: tuple[Field[Cell], ...] = (
 )
 
 
-def cells_table(cells: Iterable[Cell]) -> Table:
+# Stands behind the prompt's length, where some cell of the page is not cold.
+_CACHE = Field("cache", "Cache", lambda cell: word(cell.cache_label or cell.cache))
+
+
+def cells_table(cells: Sequence[Cell]) -> Table:
+    at = [field.key for field in _CELLS].index("seq_len") + 1
+    extra = (_CACHE,) if any(cell.cache != "cold" for cell in cells) else ()
     return table(
         "cells",
         "Every cell",
-        _CELLS,
+        (*_CELLS[:at], *extra, *_CELLS[at:]),
         cells,
         "Each rate is a mean over blocks of fresh server processes, with its interval.",
     )

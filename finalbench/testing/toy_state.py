@@ -145,6 +145,7 @@ class ToyState:
             "nonce": self.nonce,
             "max_model_len": MAX_LENGTH,
             "max_sequences": behaviour.slots,
+            "prefix_caching": behaviour.cache,
             "sampler_defaults": {
                 "temperature": 1.0,
                 "top_k": behaviour.default_top_k,

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from run_records import a_request, a_run, cell_of, make_records, scenario
+from run_records import a_request, a_run, cell_of, make_records, scenario, write_run
 
+from finalbench.aggregate import analyse, leaderboard, summary
+from finalbench.arms import serve_command
 from finalbench.metrics import compute
 from finalbench.plan import Cell, make_plan
 from finalbench.record import CounterWindow, RunRecords, ServerRecord
+from finalbench.report.run_view import RunView
+from finalbench.report.tables import cells_table
 from finalbench.scenario import cached_share
 from finalbench.validity import Violation, check
 
@@ -233,3 +239,69 @@ def test_what_fills_the_cache_is_no_round_of_the_warm_up() -> None:
         requests = [a_request(chosen, index=i, start_ns=10**9 * (20 + i)) for i in range(REQUESTS)]
         faults = list(check_steady(run, chosen, [*rounds, *primes, *requests]))
         assert (faults == []) is steady
+
+
+def test_the_report_shows_what_prompts_met(tmp_path: Path) -> None:
+    good = counted({"cold": 0, "warm": 512 * REQUESTS, "prefix-50": 256 * REQUESTS})
+    path = write_run(tmp_path / "run", good)
+    analysis = analyse(path)
+    assert {(r.cell.cache, r.label.endswith("from the cache")) for r in analysis.rows} == {
+        ("cold", False),
+        ("warm", True),
+        ("prefix-50", True),
+    }
+    told = {c["id"]: (c["cache"], c["cache_hit_share"]) for c in summary(analysis)["cells"]}
+    assert told[cell("warm").id] == ("warm", 1.0)
+    assert {s.axis for s in analysis.spread} == {"cache"}
+    table = cells_table(RunView(good, analysis).cells())
+    at = [column.key for column in table.columns].index("cache")
+    assert {row[at].text for row in table.rows} == {
+        "cold",
+        "warm prompts, 100% from the cache",
+        "prefix-50 prompts, 50% from the cache",
+    }
+    cold = [c for c in RunView(good, analysis).cells() if c.cache == "cold"]
+    assert "cache" not in [column.key for column in cells_table(cold).columns]
+    # A warm row is ranked with cold ones nowhere.
+    for board in leaderboard([analysis]):
+        assert {row.row.cell.cache for row in board.rows} == {"cold"}
+
+
+@pytest.mark.parametrize(
+    ("updates", "words"),
+    [
+        ({"axes": {**AXES, "cache": ("hot",)}}, "cache"),
+        ({"axes": {**AXES, "cache": ("prefix-0",)}}, "cache"),
+        ({"axes": {**AXES, "cache": ("prefix-100",)}}, "cache"),
+        ({"axes": {**AXES, "cache": ("warm",)}}, "base.cache: 'cold' is not in axes.cache"),
+        ({"axes": {**AXES, "cache": ("cold", "cold")}}, "axes.cache: values repeat"),
+        ({"workload": {"requests": 4, "warmup_requests": 0}}, "axes.cache: a prefix is put"),
+    ],
+)
+def test_a_state_that_cannot_be_is_refused(updates: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        scenario(**{"axes": AXES, "base": BASE, **updates})
+
+
+def test_a_base_that_is_not_cold_is_another_scenario() -> None:
+    warm = scenario(axes=AXES, base={**BASE, "cache": "warm"})
+    assert warm.hash() != SPEC.hash()
+    full = make_plan(scenario(axes=AXES, base=BASE, grid="full"))
+    assert {c.cache for c in full.cells} == set(STATES)
+    assert SPEC.hash() != scenario(axes={**AXES, "cache": ("cold",)}, base=BASE).hash()
+
+
+def test_peers_are_started_with_their_cache_where_a_cell_is_about_it() -> None:
+    plan = make_plan(scenario(axes=AXES, base=BASE, arms=("vk", "vllm", "sglang", "stock")))
+    started = {
+        (c.arm, c.cache): " ".join(
+            serve_command(["x"], plan.servers[c.server_key], host="h", port=1, name="n")
+        )
+        for c in plan.cells
+    }
+    assert "--no-enable-prefix-caching" in started["vllm", "cold"]
+    assert " --enable-prefix-caching" in started["vllm", "warm"]
+    assert "--disable-radix-cache" in started["sglang", "cold"]
+    assert "--disable-radix-cache" not in started["sglang", "prefix-50"]
+    # Engines without such an option serve all states with one process.
+    assert started["vk", "cold"] == started["vk", "warm"]

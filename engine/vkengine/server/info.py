@@ -81,7 +81,9 @@ async def model(request: Request) -> Response:
 
 async def settings(request: Request) -> Response:
     service = service_of(request)
-    return JSONResponse({**service.engine.settings(), **service.settings})
+    # No profile keeps a prompt's state for another prompt: every one is computed in full.
+    found = {**service.engine.settings(), "prefix_caching": False}
+    return JSONResponse({**found, **service.settings})
 
 
 async def health(request: Request) -> Response:
