@@ -58,12 +58,18 @@ def show_plan(scenario: Scenario, plan: Plan, size: SampleSize | None = None) ->
 
 def show_run(finished: Finished) -> None:
     """The cells, the headline, what is wrong, and where the files are."""
+    from finalbench.report import phrases
+    from finalbench.report.run_view import marks_of
+
     console = _console()
     analysis = finished.analysis
-    table = Table("arm", "seq_len", "sampling", "draft", title=analysis.model)
+    marks = [marks_of(row) for row in analysis.rows]
+    title = phrases.shape_name(analysis.model, marks[0]) if marks else analysis.model
+    table = Table("arm", "seq_len", "sampling", "draft", title=title)
     for name in ("tok/s", "accept. len", "ratio", "equality", "valid"):
         table.add_column(name, justify="right")
-    for row in analysis.rows:
+    table.add_column("classes")
+    for row, mark in zip(analysis.rows, marks, strict=True):
         cell, comparison = row.cell, row.comparison
         ratio = comparison.ratio if comparison is not None else None
         table.add_row(
@@ -76,6 +82,7 @@ def show_run(finished: Finished) -> None:
             "-" if ratio is None else f"{ratio:.2f}x",
             row.marks.equality,
             "yes" if row.valid else "NO",
+            phrases.caution(mark) or "verified",
         )
     console.print(table)
     head = analysis.headline
@@ -85,7 +92,8 @@ def show_run(finished: Finished) -> None:
             console,
             f"{head.model}, {head.setting}: {head.arm} {_number(head.decode_tok_s, '.1f')} tok/s, "
             f"{head.against} {_number(head.against_decode_tok_s, '.1f')} tok/s, "
-            f"{head.ratio:.2f}x ({low:.2f} to {high:.2f}), {head.verdict.value}",
+            f"{head.ratio:.2f}x ({low:.2f} to {high:.2f}), {head.verdict.value}"
+            f" ({_caution_of_headline(finished)})",
         )
     else:
         _say(console, f"no headline: {'; '.join(head.reasons.values())}")
@@ -96,6 +104,15 @@ def show_run(finished: Finished) -> None:
     _say(console, f"status: {analysis.status}")
     for path in (finished.path, *finished.files):
         _say(console, str(path))
+
+
+def _caution_of_headline(finished: Finished) -> str:
+    from finalbench.report import phrases
+    from finalbench.report.run_view import marks_of
+
+    head = finished.analysis.headline
+    row = next((r for r in finished.analysis.rows if r.cell.id == head.cell_id), None)
+    return (phrases.caution(marks_of(row)) if row else "") or "verified"
 
 
 def _grouped(lines: Iterable[str]) -> list[tuple[str, str]]:

@@ -58,8 +58,8 @@ def to_markdown(result: GateResult) -> str:
         lines += [
             "",
             "| | Arm | Setting | Baseline | Candidate | Change | 95 % interval | Detectable "
-            "| Verdict |",
-            "|---|---|---|---:|---:|---:|---|---:|---|",
+            "| Verdict | Classes |",
+            "|---|---|---|---:|---:|---:|---|---:|---|---|",
         ]
     lines += [_row(kind, cell) for kind, cell in rows]
     if result.changes:
@@ -95,6 +95,7 @@ def _row(kind: str, cell: GateCell) -> str:
         interval,
         "none" if cell.detectable is None else f"{cell.detectable:.1%}",
         str(cell.verdict),
+        cell.caution or "verified",
     ]
     return "| " + " | ".join(_escape(v) for v in values) + " |"
 
@@ -103,7 +104,8 @@ def _line(cell: GateCell) -> str:
     change = "" if cell.ratio is None else f", {cell.ratio - 1:+.1%}"
     why = f": {cell.reason}" if cell.reason else ""
     values = f"{_number(cell.baseline)} -> {_number(cell.candidate)} tok/s"
-    return f"{cell.verdict}: {values}{change}{why}"
+    caution = f" ({cell.caution})" if cell.caution else ""
+    return f"{cell.verdict}: {values}{change}{caution}{why}"
 
 
 def _number(value: float | None) -> str:

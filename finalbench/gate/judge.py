@@ -13,6 +13,8 @@ from finalbench.gate.ground import changes, is_confounded, refusals
 from finalbench.gate.pin import resolve
 from finalbench.gate.rows import EXIT_CODES, GateCell, GateResult, Outcome
 from finalbench.metrics import metric
+from finalbench.report import phrases
+from finalbench.report.run_view import marks_of
 from finalbench.stats import EQUIVALENCE_MARGIN, UnpairedResult, Verdict, holm, unpaired
 
 Family = Literal["base", "all"]
@@ -95,6 +97,7 @@ def compare_cells(old: ResultRow, new: ResultRow, margin: float) -> GateCell:
         verdict=chosen.verdict,
         detectable=chosen.detectable,
         blocks=(chosen.n[1], chosen.n[0]),
+        caution=_caution(old, new),
         reason=chosen.reason,
     )
 
@@ -250,6 +253,11 @@ def _logs(row: ResultRow) -> list[float]:
 
 def _pairs(row: ResultRow) -> tuple:
     return () if row.comparison is None else row.comparison.pairs
+
+
+def _caution(old: ResultRow, new: ResultRow) -> str:
+    words = [w for row in (new, old) for w in phrases.caution(marks_of(row)).split(", ") if w]
+    return ", ".join(dict.fromkeys(words))
 
 
 def _interval(result: UnpairedResult) -> tuple[float, float] | None:

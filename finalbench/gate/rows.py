@@ -23,6 +23,7 @@ class GateCell(Frozen):
 
     `method` is `ratio` where both runs hold the baseline arm: then the ratios to it are compared,
     so that a slower host cancels. `direct` compares the rates themselves; it is always shown.
+    `caution`: the words that lower the claim of either row (random weights, unverified).
     """
 
     cell_id: str
@@ -41,6 +42,7 @@ class GateCell(Frozen):
     verdict: Verdict
     detectable: float | None
     blocks: tuple[int, int]
+    caution: str
     reason: str | None = None
 
 

@@ -47,8 +47,8 @@ class Table:
     caption: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Entry, ...], ...]
+    cautions: tuple[str, ...]
     note: str = ""
-    cautions: tuple[str, ...] = ()
 
 
 Row_contra = TypeVar("Row_contra", contravariant=True)

@@ -90,12 +90,14 @@ def _inert(text: str) -> str:
 
 
 def _records(table: Table) -> list[dict[str, Any]]:
-    return [
-        {
+    """Each row as an object; `caution`: the words that lower its claim, where there are any."""
+    found = []
+    for row, caution in zip(table.rows, table.cautions, strict=True):
+        record: dict[str, Any] = {
             column.key: {"value": entry.value, "shown": entry.plain}
             if column.numeric
             else entry.plain
             for column, entry in zip(table.columns, row, strict=True)
         }
-        for row in table.rows
-    ]
+        found.append({**record, "caution": caution} if caution else record)
+    return found

@@ -81,4 +81,5 @@ def numbers(figure: Figure) -> Table:
         caption=f"{figure.title}: numbers",
         columns=columns,
         rows=tuple(rows),
+        cautions=(figure.caution,) * len(rows),
     )

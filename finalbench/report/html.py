@@ -44,6 +44,7 @@ def render(page: Page, made: Sequence[Table]) -> str:
                 {
                     "title": figure.title,
                     "note": figure.note,
+                    "caution": figure.caution,
                     "svg": Markup(plots.svg(figure)),
                     "numbers": figures.numbers(figure),
                 }
@@ -152,6 +153,7 @@ def _hero(headline: Headline, run: str) -> dict[str, Any]:
     return {
         "sentence": phrases.headline_sentence(headline),
         "interval": phrases.interval_sentence(headline),
+        "caution": phrases.caution(headline.marks),
         "chips": _chips(headline),
         "ratio": ratio,
         "ratio_note": note,

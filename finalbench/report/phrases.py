@@ -97,11 +97,6 @@ def caution(marks: Marks) -> str:
     return ", ".join(words)
 
 
-def without_status(marks: Marks) -> str:
-    """The cautions of weights and acceptance alone."""
-    return caution(marks.model_copy(update={"status": "verified", "equality": "identical"}))
-
-
 def equality_words(equality: str) -> str:
     words = {
         "identical": "identical tokens",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from finalbench.claims import load_ledger
 from finalbench.record import write_atomic
-from finalbench.report import export, html, markdown
+from finalbench.report import export, markdown
 from finalbench.report.build import page_of, read_runs
 from finalbench.report.tables import all_tables, cells_table
 from finalbench.report.view import Page
@@ -36,6 +36,8 @@ def render(
 
 def render_page(page: Page, out_dir: Path, *, space: bool = False) -> list[Path]:
     """The same page gives the same bytes, on any machine. `space` adds a static Space's files."""
+    from finalbench.report import html  # matplotlib is slow to import, and a gate draws nothing
+
     made = all_tables(page)
     texts = {
         "leaderboard.md": markdown.leaderboard(page, made),

@@ -29,9 +29,10 @@ _RESULT_TONES = {
 
 
 def _result(row: EqualityRow) -> Entry:
-    cautions = phrases.without_status(row.marks)
-    tone = "" if cautions else _RESULT_TONES.get(row.result.split("(")[0], "")
-    return word(row.result, phrases.join_words((row.note or "", cautions)), tone)
+    # Equal outputs of made-up weights or drafts are nothing to be coloured well.
+    real = row.marks.weights == "real" and row.marks.acceptance == "measured"
+    tone = _RESULT_TONES.get(row.result.split("(")[0], "") if real else ""
+    return word(row.result, phrases.join_words((row.note or "", phrases.caution(row.marks))), tone)
 
 
 _EQUALITY: tuple[Field[EqualityRow], ...] = (

@@ -76,10 +76,8 @@ def spread_table(rows: Iterable[SpreadRow]) -> Table:
 
 def _share_of_variance(row: VarianceRow) -> Entry:
     span = row.interval
-    return share(
-        row.share,
-        f"[{100 * span.low:.0f}, {100 * span.high:.0f}] %" if span else row.reason or "",
-    )
+    found = f"[{100 * span.low:.0f}, {100 * span.high:.0f}] %" if span else row.reason or ""
+    return share(row.share, phrases.join_words((found, phrases.caution(row.marks))))
 
 
 _VARIANCE: tuple[Field[VarianceRow], ...] = (

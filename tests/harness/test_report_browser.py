@@ -207,6 +207,79 @@ def test_axe_finds_nothing_serious(
     opened.close()
 
 
+def copied(tab: Tab, select: str) -> str:
+    """What a person pastes after selecting with `select` (a script) and pressing Ctrl+C."""
+    tab.evaluate(select)
+    tab.keyboard.press("Control+C")
+    tab.evaluate(
+        "document.body.append(Object.assign(document.createElement('textarea'), {id: 'paste'}));"
+        "document.getElementById('paste').focus()"
+    )
+    tab.keyboard.press("Control+V")
+    text = tab.locator("#paste").input_value()
+    tab.evaluate("document.getElementById('paste').remove()")
+    return text
+
+
+CELL = (
+    "getSelection().selectAllChildren(document.querySelector("
+    "'#{table} tbody tr').cells[[...document.querySelectorAll('#{table} thead th')]"
+    ".findIndex(h => h.dataset.key === '{key}')])"
+)
+WORDS = ("random weights", "synthetic acceptance", "unverified")
+
+
+@pytest.fixture(scope="module")
+def random_visit(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visit]:
+    opened = Visit(browser, tmp_path_factory.mktemp("random"), pages.random_page())
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "value"),
+    [
+        ("cells", "decode_tok_s", "601.0"),
+        ("cells", "acceptance_length", "2.11"),
+        ("cells", "bandwidth_share", "31.0 %"),
+        ("board-1", "ratio", "×"),
+        ("board-1", "bandwidth_share", "31.0 %"),
+        ("spread", "factor", "×"),
+    ],
+)
+def test_a_copied_cell_takes_its_words_along(
+    random_visit: Visit, table: str, key: str, value: str
+) -> None:
+    text = copied(random_visit.tab, CELL.replace("{table}", table).replace("{key}", key))
+    assert value in text
+    for word in WORDS:
+        assert text.count(word) == 1, text
+
+
+def test_a_copied_part_of_a_number_takes_its_words_along(random_visit: Visit) -> None:
+    for place in ("#cells tbody td.n[data-v='601.0']", ".ratio b"):
+        select = f'getSelection().selectAllChildren(document.querySelector("{place}"))'
+        first_text = "; getSelection().setBaseAndExtent(...(n => [n, 0, n, 3])("
+        select += first_text + f'document.querySelector("{place}").firstChild))'
+        text = copied(random_visit.tab, select)
+        assert all(word in text for word in WORDS), text
+        assert len(text) < 80
+
+
+def test_text_of_no_row_and_verified_rows_are_copied_as_they_are(
+    browser: Browser, tmp_path: Path, random_visit: Visit
+) -> None:
+    heading = "getSelection().selectAllChildren(document.querySelector('#equal h2'))"
+    assert copied(random_visit.tab, heading) == "Are the outputs the same?"
+    sound = pages.Marks(equality="identical", status="verified")
+    verified = tuple(c.model_copy(update={"marks": sound}) for c in pages.cells())
+    page = pages.page().model_copy(update={"cells": verified})
+    opened = Visit(browser, tmp_path, page)
+    key = CELL.replace("{table}", "cells").replace("{key}", "decode_tok_s")
+    assert "verified" not in copied(opened.tab, key)
+    opened.close()
+
+
 def test_print_shows_every_number(browser: Browser, tmp_path: Path) -> None:
     opened = Visit(browser, tmp_path, pages.page())
     opened.tab.evaluate("dispatchEvent(new Event('beforeprint'))")

@@ -86,6 +86,37 @@
     figure.querySelector("figcaption").append(button);
   }
 
+  // A copied number takes along the words that lower its claim, from wherever they stand.
+  const partOf = (owner, range) => {
+    const part = document.createRange();
+    part.selectNodeContents(owner);
+    if (range.compareBoundaryPoints(Range.START_TO_START, part) > 0) {
+      part.setStart(range.startContainer, range.startOffset);
+    }
+    if (range.compareBoundaryPoints(Range.END_TO_END, part) < 0) {
+      part.setEnd(range.endContainer, range.endOffset);
+    }
+    return String(part);
+  };
+  addEventListener("copy", (event) => {
+    const selection = getSelection();
+    if (!selection.rangeCount || selection.isCollapsed) return;
+    const range = selection.getRangeAt(0);
+    const missing = new Set();
+    for (const owner of document.querySelectorAll("[data-care]")) {
+      if (!range.intersectsNode(owner)) continue;
+      const part = partOf(owner, range);
+      if (!part.trim()) continue;
+      for (const word of owner.dataset.care.split(", ")) {
+        if (!part.includes(word)) missing.add(word);
+      }
+    }
+    if (!missing.size) return;
+    const text = String(selection).trimEnd();
+    event.clipboardData.setData("text/plain", `${text} (${[...missing].join(", ")})`);
+    event.preventDefault();
+  });
+
   addEventListener("beforeprint", () => {
     for (const detail of document.querySelectorAll("details")) detail.open = true;
   });
