@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from finalbench.aggregate.rows import EnergyRow
 from finalbench.metrics import count_tokens, is_valid
 from finalbench.record import RequestRecord, RunRecords
+from finalbench.validity import busy_share
 
 POWER = "gpu_power_w"
 MIN_SAMPLES = 10
@@ -26,10 +27,13 @@ def energy_table(records: RunRecords) -> tuple[EnergyRow, ...]:
     samples = sorted(
         (t.t_ns, value) for t in records.telemetry if (value := t.values.get(POWER)) is not None
     )
-    return tuple(
-        energy_row(arm, [r for r in records.requests if r.arm == arm and not r.warmup], samples)
-        for arm in records.run.scenario.arms
-    )
+    rows = []
+    for arm in records.run.scenario.arms:
+        own = [r for r in records.requests if r.arm == arm and not r.warmup]
+        busy, reason = busy_share(own, records.telemetry)
+        row = energy_row(arm, own, samples)
+        rows.append(row.model_copy(update={"gpu_busy_share": busy, "gpu_busy_reason": reason}))
+    return tuple(rows)
 
 
 def energy_row(arm: str, requests: Sequence[RequestRecord], samples: Sequence[Sample]) -> EnergyRow:

@@ -210,6 +210,8 @@ class EnergyRow(Frozen):
     tokens: int | None = None
     joules_per_token: float | None = None
     reason: str | None = None
+    gpu_busy_share: float | None = None
+    gpu_busy_reason: str | None = None
 
 
 class DomainSplit(Frozen):

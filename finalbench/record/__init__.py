@@ -27,6 +27,7 @@ from finalbench.record.models import (
     TelemetryRecord,
     Usage,
 )
+from finalbench.record.telemetry import TelemetryBatch, packed
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -51,8 +52,10 @@ __all__ = [
     "ScoreRecord",
     "ServerRecord",
     "Spec",
+    "TelemetryBatch",
     "TelemetryRecord",
     "Usage",
     "load_run",
+    "packed",
     "write_atomic",
 ]

@@ -26,6 +26,7 @@ from finalbench.record.models import (
     ServerRecord,
     TelemetryRecord,
 )
+from finalbench.record.telemetry import TelemetryBatch, unpacked
 from finalbench.scenario import Frozen
 
 RUN_FILE = "run.json"
@@ -91,7 +92,7 @@ class RunWriter:
     def append_server(self, record: ServerRecord) -> None:
         _append(self.path / SERVERS_FILE, record.model_dump_json().encode() + b"\n")
 
-    def append_telemetry(self, record: TelemetryRecord) -> None:
+    def append_telemetry(self, record: TelemetryRecord | TelemetryBatch) -> None:
         _append(self.path / TELEMETRY_FILE, record.model_dump_json().encode() + b"\n")
 
     def close(self) -> None:
@@ -111,15 +112,18 @@ def load_run(path: Path) -> RunRecords:
     run = _parse(Run, (path / RUN_FILE).read_bytes(), path / RUN_FILE, 1)
     torn: list[str] = []
 
-    def journal(name: str, model: type[M], *, frames: bool) -> tuple[M, ...]:
-        found: list[M] = []
+    def lines(name: str, *, frames: bool) -> Iterator[tuple[int, bytes]]:
         kept = 0
-        for line, end in (_whole_frames if frames else _whole_lines)(path / name):
-            found.append(_parse(model, line, path / name, len(found) + 1))
+        whole = (_whole_frames if frames else _whole_lines)(path / name)
+        for number, (line, end) in enumerate(whole, start=1):
+            yield number, line
             kept = end
         if (path / name).exists() and kept < (path / name).stat().st_size:
             torn.append(name)
-        return tuple(found)
+
+    def journal(name: str, model: type[M], *, frames: bool) -> tuple[M, ...]:
+        found = lines(name, frames=frames)
+        return tuple(_parse(model, line, path / name, number) for number, line in found)
 
     return RunRecords(
         path=path,
@@ -128,7 +132,11 @@ def load_run(path: Path) -> RunRecords:
         requests=journal(REQUESTS_FILE, RequestRecord, frames=True),
         scores=journal(SCORES_FILE, ScoreRecord, frames=True),
         servers=journal(SERVERS_FILE, ServerRecord, frames=False),
-        telemetry=journal(TELEMETRY_FILE, TelemetryRecord, frames=False),
+        telemetry=tuple(
+            sample
+            for number, line in lines(TELEMETRY_FILE, frames=False)
+            for sample in _samples(line, path / TELEMETRY_FILE, number)
+        ),
         torn=tuple(torn),
     )
 
@@ -212,6 +220,16 @@ def _cut_torn_tail(path: Path, whole: Iterable[tuple[bytes, int]]) -> None:
     if path.exists() and path.stat().st_size > kept:
         with path.open("r+b") as file:
             file.truncate(kept)
+
+
+def _samples(line: bytes, path: Path, number: int) -> Iterable[TelemetryRecord]:
+    """A reading of the host, or a batch of samples."""
+    if b'"dt_us"' not in line:
+        return (_parse(TelemetryRecord, line, path, number),)
+    try:
+        return tuple(unpacked(_parse(TelemetryBatch, line, path, number)))
+    except ValueError as error:
+        raise BundleBroken(f"{path}, line {number}: {error}") from None
 
 
 def _parse(model: type[M], data: bytes, path: Path, line: int) -> M:

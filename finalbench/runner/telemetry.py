@@ -19,11 +19,11 @@ from typing import IO, Any
 
 import psutil
 
-from finalbench.record import TelemetryRecord
+from finalbench.record import TelemetryBatch, TelemetryRecord, packed
 from finalbench.runner.state import utc_now
 
 INTERVAL_MS = 50.0
-Append = Callable[[TelemetryRecord], None]
+Append = Callable[[TelemetryRecord | TelemetryBatch], None]
 
 
 class Telemetry:
@@ -47,8 +47,7 @@ class Telemetry:
     def read(self) -> None:
         """Store what the sampler has seen so far, and one reading of the host."""
         if self._sampler is not None:
-            for record in self._sampler.take():
-                self._append(record)
+            self._store(self._sampler)
             self._reason = self._sampler.reason
         self._append(host_reading(self._reason))
 
@@ -57,9 +56,14 @@ class Telemetry:
         sampler, self._sampler = self._sampler, None
         if sampler is not None:
             sampler.stop()
-            for record in sampler.take():
-                self._append(record)
+            self._store(sampler)
             sampler.close()
+
+    def _store(self, sampler: GpuSampler) -> None:
+        """All samples since the last time in one line: a card's sensors hardly change."""
+        samples = list(sampler.take())
+        if samples:
+            self._append(packed(samples))
 
 
 class GpuSampler:

@@ -1,6 +1,7 @@
 """The GPU while each arm was busy: its clock, what held it back, and who else was on it.
 
-Only samples inside measured requests count, from a send to the last content event.
+Only samples inside measured requests count, from a send to the last content event. A sensor that
+looks back counts only where all it looked back at was measured.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ MIN_CLOCK_SAMPLES = 30
 MAX_CLOCK_SPREAD = 0.05
 MAX_CLOCK_OFFSET = 0.01
 MIN_BUSY_SHARE = 0.5
+# NVML's utilisation is the share of the last whole sample period, up to 1 s long, in which a kernel
+# ran: at any moment it tells of a time that began up to two periods before.
+BUSY = "gpu_busy_share"
+BUSY_SPAN_NS = 2_000_000_000
 # NVML's clock event reasons: hardware and software thermal slowdown, power brake.
 SLOWDOWN_REASONS = 0x8 | 0x20 | 0x40 | 0x80
 
@@ -31,6 +36,7 @@ def check_gpu(records: RunRecords) -> Iterator[Violation]:
         inside = busy_samples([r for r in records.requests if r.arm == arm], records.telemetry)
         clocks = _values(inside, CLOCK)
         yield from _others(arm, inside)
+        yield from _idle(arm, records)
         if len(clocks) < MIN_CLOCK_SAMPLES:
             yield _unobserved(arm, len(clocks), records.telemetry)
             continue
@@ -73,14 +79,6 @@ def _unobserved(arm: str, seen: int, telemetry: Sequence[TelemetryRecord]) -> Vi
 
 def _others(arm: str, inside: Sequence[TelemetryRecord]) -> Iterator[Violation]:
     """Rules that hold where the sensor exists; a missing one is no breach of these."""
-    busy = _values(inside, "gpu_busy_share")
-    if busy and fmean(busy) < MIN_BUSY_SHARE:
-        yield violation(
-            "gpu_idle",
-            f"the GPU was busy for {fmean(busy):.0%} of the time that {arm} was measured",
-            busy=fmean(busy),
-            bound=MIN_BUSY_SHARE,
-        )
     slowed = [r for r in _values(inside, "gpu_clock_reasons") if int(r) & SLOWDOWN_REASONS]
     if slowed:
         yield violation(
@@ -97,6 +95,48 @@ def _others(arm: str, inside: Sequence[TelemetryRecord]) -> Iterator[Violation]:
             f"{max(shared):.0f} processes computed on the GPU while {arm} was measured",
             processes=max(shared),
         )
+
+
+def _idle(arm: str, records: RunRecords) -> Iterator[Violation]:
+    busy, _ = busy_share([r for r in records.requests if r.arm == arm], records.telemetry)
+    if busy is not None and busy < MIN_BUSY_SHARE:
+        yield violation(
+            "gpu_idle",
+            f"the GPU was busy for {busy:.0%} of the time that {arm} was measured",
+            busy=busy,
+            bound=MIN_BUSY_SHARE,
+        )
+
+
+def busy_share(
+    requests: Sequence[RequestRecord], telemetry: Sequence[TelemetryRecord]
+) -> tuple[float | None, str | None]:
+    """Mean share of time in which a kernel ran while cells were measured; else null and why.
+
+    A cell at a server counts from its first send to its last content event, the client's own
+    pauses included: an idle GPU between two requests is one.
+    """
+    edges: dict[tuple[str, str, int], list[int]] = {}
+    for request in requests:
+        if request.chunks and not request.warmup:
+            key = (request.cell_id, request.server_id, request.roll)
+            edges.setdefault(key, []).extend((request.sent_ns, request.chunks[-1][0]))
+    cells = [(min(times), max(times)) for times in edges.values()]
+    known = [(t.t_ns, value) for t in telemetry if (value := t.values.get(BUSY)) is not None]
+    inside = [
+        value
+        for at, value in known
+        if any(start + BUSY_SPAN_NS <= at <= end for start, end in cells)
+    ]
+    if inside:
+        return fmean(inside), None
+    if not known:
+        return None, "the share of busy time was not read"
+    longest = max((end - start for start, end in cells), default=0) / 1e9
+    return None, (
+        f"no reading looks back at measured time alone: each tells of up to "
+        f"{BUSY_SPAN_NS / 1e9:g} s, the longest cell took {longest:.1f} s"
+    )
 
 
 def _values(samples: Sequence[TelemetryRecord], name: str) -> list[float]:

@@ -34,7 +34,7 @@ from finalbench.record import (
     Usage,
 )
 from finalbench.validity import RULES, Violation, check, spec_faults
-from finalbench.validity.gpu import busy_samples
+from finalbench.validity.gpu import busy_samples, busy_share
 from finalbench.validity.samples import check_warmth
 
 CLEAN = make_records()
@@ -529,24 +529,26 @@ def test_chunk_rate_counts_every_stream() -> None:
 GPU = {"device": "cuda:0", "device_name": "NVIDIA H200"}
 
 
-def on_gpu(clock: Callable[[str, int], float], *, per_request: int = 4) -> RunRecords:
-    """The clean run on a GPU, its clock sampled inside each request; by arm and sample number."""
+def on_gpu(
+    clock: Callable[[str, int], float], *, per_request: int = 4, base: RunRecords = CLEAN
+) -> RunRecords:
+    """A clean run on a GPU, its clock sampled inside each request; by arm and sample number."""
     changed = tuple(
         s.model_copy(
             update={
                 name: {**(getattr(s, name) or {}), **GPU} for name in ("settings", "settings_after")
             }
         )
-        for s in CLEAN.servers
+        for s in base.servers
     )
     samples, counts = [], {"vk": 0, "stock": 0}
-    for r in sorted(CLEAN.requests, key=lambda r: r.sent_ns):
+    for r in sorted(base.requests, key=lambda r: r.sent_ns):
         for part in range(per_request):
             at = r.sent_ns + (r.chunks[-1][0] - r.sent_ns) * part // 4
             values = {"gpu_sm_clock_mhz": clock(r.arm, counts[r.arm]), "gpu_power_w": 400.0}
             samples.append(TelemetryRecord(utc="2026-11-30T22:00:00Z", t_ns=at, values=values))
             counts[r.arm] += 1
-    return replace(CLEAN, servers=changed, telemetry=tuple(samples))
+    return replace(base, servers=changed, telemetry=tuple(samples))
 
 
 def test_l18_clocks_of_compared_arms_must_agree() -> None:
@@ -604,27 +606,67 @@ def test_clock_samples_have_a_floor() -> None:
     assert times([request.model_copy(update={"warmup": True})]) == []
 
 
-def sensed(name: str, value: Callable[[str, int], float | None]) -> RunRecords:
-    """The clean run on a GPU at one clock, with another sensor beside it."""
-    steady, counts = on_gpu(lambda arm, i: 1_980.0), {"vk": 0, "stock": 0}
+def sensed(
+    name: str, value: Callable[[str, int], float | None], base: RunRecords = CLEAN
+) -> RunRecords:
+    """A clean run on a GPU at one clock, with another sensor beside it."""
+    steady, counts = on_gpu(lambda arm, i: 1_980.0, base=base), {"vk": 0, "stock": 0}
     changed = []
     for sample in steady.telemetry:
-        arm = next(r.arm for r in CLEAN.requests if r.sent_ns <= sample.t_ns <= r.chunks[-1][0])
+        arm = next(r.arm for r in base.requests if r.sent_ns <= sample.t_ns <= r.chunks[-1][0])
         values = sample.values | {name: value(arm, counts[arm])}
         counts[arm] += 1
         changed.append(sample.model_copy(update={"values": values}))
     return replace(steady, telemetry=tuple(changed))
 
 
+# Cells long enough for a sensor that looks back: some 4 s of vk with drafts, 13 s of stock.
+SLOW = make_records(step_ms={"vk": 60.0, "stock": 100.0})
+
+
 def test_l18_an_idle_window_is_named() -> None:
     share = {"vk": 0.9, "stock": 0.45}
-    (idle,) = found(sensed("gpu_busy_share", lambda arm, i: share[arm]))
+    (idle,) = found(sensed("gpu_busy_share", lambda arm, i: share[arm], SLOW))
     assert (idle.rule, idle.severity) == ("gpu_idle", "warning")
-    assert idle.numbers["busy"] == pytest.approx(0.45)
+    assert idle.numbers == {"busy": pytest.approx(0.45), "bound": 0.5}
     assert "45% of the time that stock was measured" in idle.message
-    # The mean counts, and half is enough; a card without the sensor breaks no rule.
-    assert rules(sensed("gpu_busy_share", lambda arm, i: 1.0 - i % 2)) == set()
-    assert rules(sensed("gpu_busy_share", lambda arm, i: None)) == set()
+    # Half is enough; a card without the sensor breaks no rule.
+    assert rules(sensed("gpu_busy_share", lambda arm, i: 0.5, SLOW)) == set()
+    assert rules(sensed("gpu_busy_share", lambda arm, i: None, SLOW)) == set()
+    # In cells of a second every reading is of what was before: nothing can be said.
+    quick = make_records(step_ms={"vk": 5.0, "stock": 5.0})
+    assert rules(sensed("gpu_busy_share", lambda arm, i: 0.0, quick)) == set()
+
+
+def test_l18_a_busy_share_counts_where_all_it_looks_back_at_was_measured() -> None:
+    first = a_request(PLAIN, sizes=[1, 1], chunks=((2 * 10**9, 1), (3 * 10**9, 1)), start_ns=10**9)
+    last = first.model_copy(update={"sent_ns": 4 * 10**9, "chunks": ((5 * 10**9, 1),)})
+
+    def read(requests: list[RequestRecord], *samples: tuple[float, float]) -> Any:
+        told = [
+            TelemetryRecord(utc="", t_ns=round(at * 1e9), values={"gpu_busy_share": share})
+            for at, share in samples
+        ]
+        return busy_share(requests, told)
+
+    # The cell lasts from 1 s to 5 s, the pause between its requests included; 2 s are looked back.
+    both = [first, last]
+    assert read(both, (2.999, 0.0), (3.0, 0.4), (3.5, 0.6), (5.0, 0.8), (5.001, 0.0)) == (
+        pytest.approx(0.6),
+        None,
+    )
+    value, reason = read(both, (2.9, 0.3), (5.1, 0.3))
+    assert value is None
+    assert reason == (
+        "no reading looks back at measured time alone: each tells of up to 2 s, the longest cell "
+        "took 4.0 s"
+    )
+    assert read(both) == (None, "the share of busy time was not read")
+    assert read([], (3.0, 0.5))[1].endswith("the longest cell took 0.0 s")
+    # Apart they are two cells, or another attempt, or none at all.
+    for updates in ({"cell_id": "x"}, {"server_id": "x"}, {"roll": 1}, {"warmup": True}):
+        assert read([first, last.model_copy(update=updates)], (3.5, 0.5))[0] is None
+    assert read([last, first.model_copy(update={"chunks": ()})], (4.9, 0.5))[0] is None
 
 
 @pytest.mark.parametrize(
