@@ -31,6 +31,14 @@ def upload(
     create_pr: Annotated[
         bool, typer.Option("--create-pr", help="Open a pull request instead of committing.")
     ] = False,
+    model_pr: Annotated[
+        str | None,
+        typer.Option(
+            "--model-pr",
+            metavar="ORG/MODEL",
+            help="Also propose the run's .eval_results entry to the model's own repository.",
+        ),
+    ] = None,
     private: Annotated[
         bool, typer.Option("--private", help="Make the dataset private, if it is new.")
     ] = False,
@@ -40,9 +48,9 @@ def upload(
 
     The token comes from the Hub's own places (HF_TOKEN, `hf auth login`, a trusted publisher).
     """
-    from finalbench.hub import apply_upload, plan_upload
+    from finalbench.hub import apply_proposal, apply_upload, plan_upload
 
-    planned = plan_upload(run, to, environment=os.environ)
+    planned = plan_upload(run, to, environment=os.environ, model_repo=model_pr)
     document = planned.document()
     if dry_run:
         if as_json:
@@ -50,14 +58,20 @@ def upload(
         else:
             typer.echo(_listing(planned))
         return
-    done = apply_upload(planned, create_pr=create_pr, visibility="private" if private else "public")
+    done = [
+        apply_upload(planned, create_pr=create_pr, visibility="private" if private else "public")
+    ]
+    if planned.proposal is not None:
+        done.append(apply_proposal(planned.proposal))
     if as_json:
-        print_json({**document, "applied": done.model_dump(mode="json")})
+        applied = [item.model_dump(mode="json") for item in done]
+        print_json({**document, "applied": applied[0], "proposed": applied[1:]})
         return
     for note in planned.notes:
         typer.echo(f"note: {note}", err=True)
-    where = done.pull_request or f"commit {done.commit}"
-    typer.echo(f"{to}: {'already there, ' if done.already_there else ''}{where}")
+    for item in done:
+        where = item.pull_request or f"commit {item.commit}"
+        typer.echo(f"{item.repo}: {'already there, ' if item.already_there else ''}{where}")
 
 
 def pull(
@@ -84,5 +98,8 @@ def _listing(planned: Upload) -> str:
     lines = [f"{file['bytes']:>10}  {file['path']}" for file in files]
     total = sum(file["bytes"] for file in files)
     lines.append(f"{total:>10}  bytes in {len(files)} files to {planned.repo_id}, one commit")
+    if (proposal := planned.proposal) is not None:
+        lines.append(f"{len(proposal.content):>10}  {proposal.path}")
+        lines.append(f"{'':>10}  as a pull request to {proposal.repo_id}: {proposal.title}")
     lines += [f"note: {note}" for note in planned.notes]
     return "\n".join(lines)

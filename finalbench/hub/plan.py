@@ -35,14 +35,39 @@ _REPO_ID_PARTS = 2
 
 
 @dataclass(frozen=True, slots=True)
+class Proposal:
+    """One file for a pull request to a model's repository: its `.eval_results` entry."""
+
+    repo_id: str
+    path: str
+    content: bytes
+    title: str
+    description: str
+
+    def document(self) -> dict[str, Any]:
+        """What `upload --dry-run --json` prints of it."""
+        return {
+            "repo": self.repo_id,
+            "repo_type": "model",
+            "message": self.title,
+            "description": self.description,
+            "files": [_listed(self.path, self.content)],
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Upload:
-    """One run's upload: `own` files have paths of their own, shared ones are merged on the spot."""
+    """One run's upload: `own` files have paths of their own, shared ones are merged on the spot.
+
+    `proposal`: the pull request to the model's repository, where one was asked for.
+    """
 
     repo_id: str
     run_id: str
     own: Mapping[str, bytes]
     row: IndexRow
     notes: tuple[str, ...]
+    proposal: Proposal | None = None
 
     def files(self, index: str = "") -> dict[str, bytes]:
         """Every file of the commit, given the index the Hub holds at that moment."""
@@ -67,27 +92,40 @@ class Upload:
             "message": self.message,
             "notes": list(self.notes),
             "files": [
-                {
-                    "path": path,
-                    "bytes": len(content),
-                    "sha256": hashlib.sha256(content).hexdigest(),
-                    "shared": path in SHARED,
-                }
+                {**_listed(path, content), "shared": path in SHARED}
                 for path, content in self.files(index).items()
             ],
+            "pull_requests": [self.proposal.document()] if self.proposal else [],
         }
 
 
+def _listed(path: str, content: bytes) -> dict[str, Any]:
+    return {
+        "path": path,
+        "bytes": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+
+
 def plan_upload(
-    run_dir: Path, repo_id: str, *, environment: Mapping[str, str], claims: Path | None = None
+    run_dir: Path,
+    repo_id: str,
+    *,
+    environment: Mapping[str, str],
+    claims: Path | None = None,
+    model_repo: str | None = None,
 ) -> Upload:
     """Work out every file. `environment` is searched for secrets only; nothing of it is sent.
 
-    Errors: `UsageError` for a malformed repository name, `BundleBroken` when the run is not sealed,
-    does not verify, or still holds something that looks like a secret.
+    `model_repo`: also propose the run's `.eval_results` entry there.
+    Errors: `UsageError` for a malformed repository name, or a run that may not be proposed;
+    `BundleBroken` when the run is not sealed, does not verify, or still holds something that looks
+    like a secret.
     """
-    if len(parts := repo_id.split("/")) != _REPO_ID_PARTS or not all(parts):
-        raise UsageError(f"--to {repo_id}: write it as ORG/NAME")
+    for option, name in (("--to", repo_id), ("--model-pr", model_repo)):
+        parts = name.split("/") if name is not None else ["-", "-"]
+        if len(parts) != _REPO_ID_PARTS or not all(parts):
+            raise UsageError(f"{option} {name}: write it as ORG/NAME")
     with tempfile.TemporaryDirectory() as scratch:
         cleaned = publishable(run_dir, Path(scratch), environment)
         records, analysis = load_run(cleaned.folder), analyse(cleaned.folder)
@@ -119,14 +157,48 @@ def plan_upload(
         notes.append("pyarrow is not installed: tables go as JSON lines (pip install '.[hub]')")
     if refusal:
         notes.append(f"no .eval_results entry: {refusal}")
+    proposal = None
+    if model_repo is not None:
+        proposal = _proposal(records, repo_id, model_repo, entry, refusal)
     row = _index_row(records, analysis, cleaned.root, kind)
-    upload = Upload(repo_id=repo_id, run_id=run_id, own=own, row=row, notes=tuple(notes))
+    upload = Upload(
+        repo_id=repo_id,
+        run_id=run_id,
+        own=own,
+        row=row,
+        notes=tuple(notes),
+        proposal=proposal,
+    )
     packed_tables = (".parquet",)
     refuse_secrets(
         {path: data for path, data in upload.files().items() if not path.endswith(packed_tables)},
         secret_values(environment),
     )
     return upload
+
+
+def _proposal(
+    records: RunRecords, repo_id: str, model_repo: str, entry: str | None, refusal: str | None
+) -> Proposal:
+    """Errors: `UsageError` for another model's repository, or a run that is no result of it."""
+    scenario = records.run.scenario
+    source = scenario.model.source
+    if source not in ("bundled", model_repo):
+        raise UsageError(
+            f"--model-pr {model_repo}: the run measured {source}",
+            hint="an entry goes to the repository of the model that was measured",
+        )
+    if entry is None:
+        raise UsageError(f"--model-pr {model_repo}: no entry for this run: {refusal}")
+    where = f"https://huggingface.co/datasets/{repo_id}/tree/main/runs/{records.run.run_id}"
+    return Proposal(
+        repo_id=model_repo,
+        # One file for each results dataset and task: a newer run replaces it, others stay.
+        path=f".eval_results/{repo_id.replace('/', '--')}--{scenario.name}.yaml",
+        content=entry.encode(),
+        title=f"Add decode speed of run {records.run.run_id}",
+        description=f"Measured by finalbench and unverified until somebody repeats it. {where}",
+    )
 
 
 def _add_tables(own: dict[str, bytes], records: RunRecords, analysis: Analysis) -> str:

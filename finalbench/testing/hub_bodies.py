@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from finalbench.testing.hub_store import blob_oid
+from finalbench.testing.hub_store import Repo, blob_oid
 
 DATE = "2025-01-01T00:00:00.000Z"
 
@@ -35,3 +35,20 @@ def upload_mode(row: dict[str, Any], files: dict[str, bytes]) -> dict[str, Any]:
     if row["path"] in files:
         mode["oid"] = blob_oid(files[row["path"]])
     return mode
+
+
+def discussions(repo: Repo) -> dict[str, Any]:
+    """One page with every open pull request; the fake Hub has no other discussions."""
+    rows = [
+        {
+            "num": number,
+            "title": title,
+            "status": "open",
+            "isPullRequest": True,
+            "author": {"name": "tester"},
+            "createdAt": DATE,
+            "repo": {"name": repo.id, "type": repo.kind},
+        }
+        for number, title in enumerate(repo.pull_requests, 1)
+    ]
+    return {"discussions": rows, "count": len(rows), "start": 0}

@@ -9,7 +9,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from finalbench.testing.hub_bodies import DATE, entry, identity, ref, upload_mode
+from finalbench.testing.hub_bodies import (
+    DATE,
+    discussions,
+    entry,
+    identity,
+    ref,
+    upload_mode,
+)
 from finalbench.testing.hub_store import Commit, HubRefusal, HubStore, Repo, blob_oid
 
 _API = re.compile(r"^/api/(models|datasets|spaces)/([^/]+/[^/]+)(?:/([a-z-]+)(?:/(.+))?)?$")
@@ -145,6 +152,9 @@ class Handler(BaseHTTPRequestHandler):
             pulls = [ref(name, oid) for name, oid in repo.branches.items() if "/" in name]
             tags = [ref(name, oid, "refs/tags/") for name, oid in repo.tags.items()]
             self._json({"branches": heads, "converts": [], "tags": tags, "pullRequests": pulls})
+            return
+        if what == "discussions":
+            self._json(discussions(repo))
             return
         if what == "commits":
             log = self.store.log(repo.kind, repo.id, rest or "main")

@@ -58,7 +58,7 @@ class Repo:
     commits: dict[str, Commit] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
-    pull_requests: int = 0
+    pull_requests: list[str] = field(default_factory=list)  # titles of open ones, from number 1
 
     def resolve(self, revision: str) -> Commit:
         oid = self.branches.get(revision) or self.tags.get(revision) or revision
@@ -155,9 +155,10 @@ class HubStore:
             files = _apply(head.files, lines[1:])
             commit = _commit(head.oid, header["summary"], header.get("description", ""), files)
             if create_pr:
-                repo.pull_requests += 1
-                repo.add(f"refs/pr/{repo.pull_requests}", commit)
-                return commit, repo.pull_requests
+                repo.pull_requests.append(commit.message)
+                number = len(repo.pull_requests)
+                repo.add(f"refs/pr/{number}", commit)
+                return commit, number
             if revision not in repo.branches:
                 raise HubRefusal(400, f"{revision} is not a branch")
             repo.add(revision, commit)

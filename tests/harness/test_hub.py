@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
 import socket
@@ -13,7 +14,7 @@ import pandas as pd
 import pytest
 import report_runs as runs
 import yaml
-from huggingface_hub import DatasetCard, HfApi
+from huggingface_hub import DatasetCard, EvalResultEntry, HfApi, parse_eval_result_entries
 
 from finalbench import hub, report
 from finalbench.bundle import seal
@@ -263,6 +264,115 @@ def test_an_eval_results_entry_names_run_conditions_and_status(
     assert entry["value"] > 0
     assert entry["source"]["url"].endswith(REPO)
     assert "unverified" in entry["notes"] and "stock" in entry["notes"]
+
+
+MODEL = "lab/vk-tiny"
+ENTRY = ".eval_results/lab--results--vk-tiny.yaml"
+
+
+@pytest.fixture(scope="module")
+def proposed(uploads: list[hub.Upload], tmp_path_factory: pytest.TempPathFactory) -> hub.Upload:
+    root = tmp_path_factory.mktemp("proposed")
+    path = runs.make_run(root, runs.scenario(*SMALL))
+    seal(path, now_utc="2026-11-30T22:05:00+00:00")
+    return hub.plan_upload(path, REPO, environment={}, model_repo=MODEL)
+
+
+def propose(upload: hub.Upload, fake: FakeHub, token: str = "hf_write") -> hub.Applied:
+    assert upload.proposal is not None
+    return hub.apply_proposal(upload.proposal, api=client(fake, token), sleep=lambda _: None)
+
+
+def test_the_entry_goes_to_the_models_repository_as_a_pull_request(
+    proposed: hub.Upload, fake: FakeHub
+) -> None:
+    fake.store.create("model", MODEL)
+    before = fake.store.files("model", MODEL)
+    done = propose(proposed, fake)
+    assert done.pull_request and done.pull_request.endswith(f"/{MODEL}/discussions/1")
+    assert fake.store.files("model", MODEL) == before  # main is left alone
+    [planned] = proposed.document()["pull_requests"]
+    opened = fake.store.log("model", MODEL, "refs/pr/1")[0]
+    assert {name: data for name, data in opened.files.items() if name not in before} == {
+        ENTRY: proposed.proposal.content if proposed.proposal else b""
+    }
+    # The dry run said exactly what was sent.
+    [file] = planned["files"]
+    assert (planned["repo"], planned["repo_type"], file["path"]) == (MODEL, "model", ENTRY)
+    assert file["sha256"] == hashlib.sha256(opened.files[ENTRY]).hexdigest()
+    assert (planned["message"], planned["description"]) == (opened.message, opened.description)
+    [entry] = eval_result_entries_from(opened.files[ENTRY])
+    assert entry.dataset_id == REPO and entry.task_id == "vk-tiny"
+    assert entry.notes and "unverified" in entry.notes
+    assert "unverified" in opened.description
+
+
+def eval_result_entries_from(content: bytes) -> list[EvalResultEntry]:
+    """As the Hub's own client reads such a file."""
+    return parse_eval_result_entries(yaml.safe_load(content))
+
+
+def test_no_entry_is_proposed_twice(proposed: hub.Upload, fake: FakeHub) -> None:
+    fake.store.create("model", MODEL)
+    first = propose(proposed, fake)
+    again = propose(proposed, fake)
+    assert again.already_there and again.attempts == 0
+    assert again.pull_request and again.pull_request.endswith("/discussions/1")
+    assert first.pull_request and len(fake.store.repo("model", MODEL).pull_requests) == 1
+    assert proposed.proposal is not None
+    fake.store.push("model", MODEL, {ENTRY: proposed.proposal.content})
+    fake.store.repo("model", MODEL).pull_requests.clear()
+    assert propose(proposed, fake).already_there  # merged
+
+
+@pytest.mark.parametrize(
+    ("status", "applied"), [(409, False), (412, False), (429, False), (500, False), (500, True)]
+)
+def test_a_stumbling_service_gets_one_pull_request(
+    proposed: hub.Upload, fake: FakeHub, status: int, applied: bool
+) -> None:
+    fake.store.create("model", MODEL)
+    fake.store.fail("commit", status, applied=applied)
+    assert propose(proposed, fake).pull_request
+    assert len(fake.store.repo("model", MODEL).pull_requests) == 1
+
+
+def test_a_models_repository_is_never_created(proposed: hub.Upload, fake: FakeHub) -> None:
+    with pytest.raises(EnvironmentMissing, match=f"{MODEL} does not exist"):
+        propose(proposed, fake)
+    assert fake.store.repos == {}
+
+
+@pytest.mark.parametrize("token", ["hf_read", "hf_expired"])
+def test_a_proposal_with_a_bad_token_is_exit_3(
+    proposed: hub.Upload, fake: FakeHub, token: str
+) -> None:
+    fake.store.create("model", MODEL)
+    with pytest.raises(EnvironmentMissing):
+        propose(proposed, fake, token)
+    assert fake.store.repo("model", MODEL).pull_requests == []
+
+
+def test_what_may_not_be_proposed_is_exit_2(tmp_path: Path) -> None:
+    path = runs.make_run(tmp_path / "a", runs.scenario(*SMALL, "serving.weights=random:1"))
+    seal(path)
+    with pytest.raises(UsageError, match="no entry for this run: random weights"):
+        hub.plan_upload(path, REPO, environment={}, model_repo=MODEL)
+    other = runs.make_run(tmp_path / "b", runs.scenario(*SMALL, "model.source=lab/other-model"))
+    seal(other)
+    with pytest.raises(UsageError, match="the run measured lab/other-model"):
+        hub.plan_upload(other, REPO, environment={}, model_repo=MODEL)
+    with pytest.raises(UsageError, match="ORG/NAME"):
+        hub.plan_upload(path, REPO, environment={}, model_repo="vk-tiny")
+
+
+def test_a_lost_answer_opens_no_second_pull_request_of_a_dataset(
+    uploads: list[hub.Upload], fake: FakeHub
+) -> None:
+    fake.store.fail("commit", 500, applied=True)
+    done = apply(uploads[0], fake, create_pr=True)
+    assert done.already_there and done.pull_request
+    assert len(fake.store.repo("dataset", REPO).pull_requests) == 1
 
 
 def test_a_divergent_run_gets_no_entry(tmp_path: Path) -> None:
