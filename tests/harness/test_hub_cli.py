@@ -40,17 +40,22 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_dry_run_then_upload_then_pull(run_dir: Path, tmp_path: Path) -> None:
     home = str(tmp_path / "hf")
-    words = ("upload", str(run_dir), "--to", "lab/results")
+    words = ("upload", str(run_dir), "--to", "lab/results", "--model-pr", "lab/vk-tiny")
     dry = typed(*words, "--dry-run", "--json", HF_HOME=home, HF_HUB_OFFLINE="1")
     assert dry.returncode == 0, dry.stderr
     plan = json.loads(dry.stdout)
     with FakeHub() as fake:
+        fake.store.create("model", "lab/vk-tiny")
         hub = {"HF_HOME": home, "HF_ENDPOINT": fake.endpoint, "HF_TOKEN": "hf_write"}
         sent = typed(*words, "--json", **hub)
         assert sent.returncode == 0, sent.stderr
         document = json.loads(sent.stdout)
         assert document.pop("applied")["commit"] == fake.store.log("dataset", "lab/results")[0].oid
+        [proposed] = document.pop("proposed")
+        assert proposed["pull_request"].endswith("/lab/vk-tiny/discussions/1")
         assert document == plan
+        [entry] = plan["pull_requests"][0]["files"]
+        assert entry["path"] in fake.store.files("model", "lab/vk-tiny", "refs/pr/1")
         held = fake.store.files("dataset", "lab/results")
         assert {f["path"] for f in plan["files"]} == set(held) - {".gitattributes"}
         got = typed("pull", "lab/results", "--results-dir", str(tmp_path / "out"), **hub)
