@@ -57,9 +57,11 @@ class Tokenizer:
         self.vocab_size = self._fast.get_vocab_size(with_added_tokens=True)
         added = self._fast.get_added_tokens_decoder()
         self._special = frozenset(i for i, token in added.items() if token.special)
-        self._added = {i: token.content for i, token in added.items()}
+        self.added = {i: token.content for i, token in added.items()}
         self._byte_level = _decodes_bytes(self._fast)
         self._bytes: dict[int, bytes] = {}
+        #: Texts of tokens that begin and end with whole characters and are always shown.
+        self.whole_texts: dict[int, str] = {}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self._fast.encode(text, add_special_tokens=add_special_tokens).ids
@@ -79,8 +81,8 @@ class Tokenizer:
         return known
 
     def _bytes_of(self, token_id: int) -> bytes:
-        if token_id in self._added:
-            return self._added[token_id].encode()
+        if token_id in self.added:
+            return self.added[token_id].encode()
         piece = self._fast.id_to_token(token_id)
         if piece is None:
             return b""
@@ -128,14 +130,26 @@ class _ByteDetokenizer:
 
     def __init__(self, tokenizer: Tokenizer, skip: frozenset[int]) -> None:
         self._bytes = tokenizer.token_bytes
+        self._whole = tokenizer.whole_texts
         self._skip = skip
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._added = tokenizer.added
+        self._rest = b""  # the start of a character whose end is still to come
 
     def push(self, token_id: int) -> str:
-        return "" if token_id in self._skip else self._decoder.decode(self._bytes(token_id))
+        if not self._rest and (known := self._whole.get(token_id)) is not None:
+            return known
+        if token_id in self._skip:
+            return ""
+        data = self._rest + self._bytes(token_id)
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        if not self._rest and used == len(data) and token_id not in self._added:
+            self._whole[token_id] = text
+        self._rest = data[used:]
+        return text
 
     def flush(self) -> str:
-        return self._decoder.decode(b"", True)
+        rest, self._rest = self._rest, b""
+        return codecs.utf_8_decode(rest, "replace", True)[0]
 
 
 class _WindowDetokenizer:

@@ -14,6 +14,7 @@ from typing import Any
 
 import uvicorn
 from vkengine.server.app import Limits, create_app
+from vkengine.server.connection import Connection
 from vkengine.server.serve import _Server, bind, run_loop
 
 
@@ -99,7 +100,8 @@ def running(
     sock = bind("127.0.0.1", 0)
     sock.listen(512)
     app = create_app(engine, tokenizer, limits=limits, **options)
-    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=2)
+    options_of = {"log_config": None, "access_log": False, "timeout_graceful_shutdown": 2}
+    config = uvicorn.Config(app, http=Connection, **options_of)
     server = _Server(config)
     thread = threading.Thread(target=run_loop, args=(server, sock), name="test-server")
     port = sock.getsockname()[1]

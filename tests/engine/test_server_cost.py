@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from pathlib import Path
 
-from fake_engine import FakeEngine
+import pytest
+from chunk_cost import added_us, cpu_s, measure
 from serving import running
-from tiny import write_tokenizer
 from vkengine.stock_model import load_stock
-from vkengine.tokenizer import Tokenizer
-
-CHUNKS = 4000
 
 
-def _cpu_s(name: str) -> float:
-    """CPU time so far of the one thread with this name."""
-    (ident,) = [t.ident for t in threading.enumerate() if t.name == name]
-    assert ident is not None
-    return time.clock_gettime(time.pthread_getcpuclockid(ident))
-
-
-def test_a_chunk_costs_under_fifty_microseconds(tmp_path: Path) -> None:
-    """From the engine's output to the socket, when chunks come as fast as they go."""
-    write_tokenizer(tmp_path)
-    engine = FakeEngine(max_model_len=CHUNKS + 10, step_s=0.00002)
-    with running(engine, Tokenizer(tmp_path)) as server:
-        body = {"prompt": [5], "ignore_eos": True, "stream": True, "return_token_ids": True}
-        server.complete(**body, max_tokens=200)
-        costs_us = []
-        for _ in range(3):
-            before = _cpu_s("test-server")
-            reply = server.complete(**body, max_tokens=CHUNKS)
-            costs_us.append((_cpu_s("test-server") - before) / CHUNKS * 1e6)
-            assert len(reply.chunks) == CHUNKS
-        assert min(costs_us) < 50, costs_us
+@pytest.mark.parametrize(
+    ("pace_s", "chunks", "pairs"),
+    [(0.001, 60, 7), pytest.param(0.014, 40, 15, marks=pytest.mark.slow)],
+)
+def test_a_chunk_adds_under_fifty_microseconds(
+    tmp_path: Path, pace_s: float, chunks: int, pairs: int
+) -> None:
+    """From the engine's output to the socket, over a bare loop that sends as much at that pace."""
+    found = measure(tmp_path, pace_s=pace_s, chunks=chunks, pairs=pairs)
+    assert added_us(found) < 50, found
 
 
 def test_the_server_takes_under_five_percent_of_stock() -> None:
@@ -47,8 +31,8 @@ def test_the_server_takes_under_five_percent_of_stock() -> None:
         names = ("test-server", "vk-engine", "stock-generate")
         shares = []
         for start in (5, 50):
-            before = [_cpu_s(name) for name in names]
+            before = [cpu_s(name) for name in names]
             server.complete(**body, prompt=list(range(start, start + 16)), max_tokens=80)
-            loop, driver, generate = (_cpu_s(n) - b for n, b in zip(names, before, strict=True))
+            loop, driver, generate = (cpu_s(n) - b for n, b in zip(names, before, strict=True))
             shares.append((loop + driver) / generate)
         assert min(shares) < 0.05, shares

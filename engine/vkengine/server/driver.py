@@ -120,10 +120,16 @@ class Driver:
             self.engine.close()
 
     def _run(self) -> None:
+        step, has_work = self.engine.step, self.engine.has_work
         try:
-            while self._collect():
-                if self.engine.has_work():
-                    self._hand_over(self.engine.step(), time.monotonic())
+            while True:
+                # Steps follow each other without the lock; what comes meanwhile is seen one later.
+                if self._waiting or self._aborts or self._closing or not has_work():
+                    if not self._collect():
+                        break
+                    if not has_work():
+                        continue
+                self._hand_over(step(), time.monotonic())
         except Exception as error:  # the thread's last words: every request hears them
             log.exception("the engine stopped")
             reason = f"{type(error).__name__}: {error}"

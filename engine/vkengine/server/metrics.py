@@ -22,6 +22,7 @@ SPECULATIVE = (
     "spec_decode_num_accepted_tokens",
     "spec_decode_num_accepted_tokens_per_pos",
 )
+_MANY = 256  # steps sorted into buckets at once
 _GAUGES = frozenset({"kv_cache_usage_perc"})
 
 
@@ -57,18 +58,25 @@ class Metrics:
         self.between_tokens = Histogram(_SHORT_S)
         self.whole_request = Histogram(_LONG_S)
         self.in_queue = Histogram(_SHORT_S)
+        self._steps: list[tuple[float, int]] = []  # (seconds, tokens), not yet in the histogram
 
     def on_tokens(self, choice: Choice, count: int, now_s: float) -> None:
+        """Called for each chunk, so it only notes; sorting into buckets is left for later."""
         self.generation_tokens += count
         if choice.last_s is None:
-            job = choice.job
-            self.prompt_tokens += len(choice.prompt)
-            self.first_token.observe(now_s - job.queued_s)
-            if job.admitted_s is not None:
-                self.in_queue.observe(job.admitted_s - job.queued_s)
+            self._on_first(choice, now_s)
         else:
-            self.between_tokens.observe((now_s - choice.last_s) / count, count)
+            self._steps.append((now_s - choice.last_s, count))
+            if len(self._steps) == _MANY:
+                self._sort()
         choice.last_s = now_s
+
+    def _on_first(self, choice: Choice, now_s: float) -> None:
+        job = choice.job
+        self.prompt_tokens += len(choice.prompt)
+        self.first_token.observe(now_s - job.queued_s)
+        if job.admitted_s is not None:
+            self.in_queue.observe(job.admitted_s - job.queued_s)
 
     def on_finish(self, choice: Choice, reason: str, now_s: float) -> None:
         self.finished[reason] += 1
@@ -77,7 +85,13 @@ class Metrics:
     def on_abort(self, _choice: Choice) -> None:
         self.aborted += 1
 
+    def _sort(self) -> None:
+        steps, self._steps = self._steps, []
+        for seconds, count in steps:
+            self.between_tokens.observe(seconds / count, count)
+
     def render(self, driver: Driver) -> str:
+        self._sort()
         counters = driver.engine.counters()
         lines = [*self._own(driver), *self._engine(counters)]
         return "\n".join(lines) + "\n"

@@ -42,6 +42,7 @@ class Track:
     """Where one choice's answer stands."""
 
     head: str
+    before: str  # head and all else that comes before a chunk's text
     started: bool = False
     token_count: int = 0
     text_offset: int = 0
@@ -58,6 +59,7 @@ class Renderer:
     prefix = ""
     stream_object = ""
     object = ""
+    before, after = "", ""  # what encloses the text of a chunk
 
     def __init__(
         self,
@@ -78,7 +80,8 @@ class Renderer:
             f'"created":{self.created},"model":{quote(model)},"choices":['
         )
         self._tracks = [
-            Track(f'data: {self._common}{{"index":{choice.index},') for choice in generation.choices
+            Track(head := f'data: {self._common}{{"index":{choice.index},', head + self.before)
+            for choice in generation.choices
         ]
 
     def chunk(self, delta: Delta) -> bytes:
@@ -86,19 +89,41 @@ class Renderer:
         track, options = self._tracks[delta.choice.index], self.options
         if options.discard_output:
             delta.text, delta.token_ids, delta.logprobs = "", [], None
-        track.token_count += len(delta.token_ids)
-        body = self._opening(delta, track)
-        if options.token_ids:
-            body += f',"token_ids":{ids_json(delta.token_ids)}'
-        body += f',"logprobs":{self._logprobs_json(delta, track)}'
+        body = self._body(delta.choice, delta.text, delta.token_ids)
+        logprobs = self._logprobs_json(delta, track) if options.logprobs else "null"
         if delta.finish_reason is None:
-            body += ',"finish_reason":null}]'
+            body += f',"logprobs":{logprobs},"finish_reason":null}}]'
         else:
             reason = json.dumps(delta.stop_reason)
-            body += f',"finish_reason":"{delta.finish_reason}","stop_reason":{reason}}}]'
+            body += f',"logprobs":{logprobs},"finish_reason":"{delta.finish_reason}"'
+            body += f',"stop_reason":{reason}}}]'
         if options.usage_always:
             body += f',"usage":{json.dumps(self.usage())}'
         return (body + "}\n\n").encode()
+
+    @property
+    def plain(self) -> bool:
+        """Whether chunks hold text and ids alone, so that `plain_chunk` makes them."""
+        options = self.options
+        return not (options.logprobs or options.usage_always or options.discard_output)
+
+    def plain_chunk(self, choice: Choice, text: str, token_ids: list[int]) -> bytes:
+        """`chunk` where nothing ends."""
+        body = self._body(choice, text, token_ids)
+        return f'{body},"logprobs":null,"finish_reason":null}}]}}\n\n'.encode()
+
+    def _body(self, choice: Choice, text: str, token_ids: list[int]) -> str:
+        """An event up to its token ids."""
+        track = self._tracks[choice.index]
+        track.token_count += len(token_ids)
+        if track.started:
+            body = f"{track.before}{quote(text)}{self.after}"
+        else:
+            track.started = True
+            body = self._opening(choice, text, track)
+        if self.options.token_ids:
+            body += f',"token_ids":{ids_json(token_ids)}'
+        return body
 
     def last_chunk(self) -> bytes:
         """The usage event, when asked for, and the end of the stream."""
@@ -169,7 +194,8 @@ class Renderer:
             "seed": self.generation.choices[0].params.seed,
         }
 
-    def _opening(self, delta: Delta, track: Track) -> str:
+    def _opening(self, choice: Choice, text: str, track: Track) -> str:
+        """The first chunk up to its token ids."""
         raise NotImplementedError
 
     def _content(self, choice: Choice, track: Track) -> dict[str, Any]:
@@ -181,8 +207,6 @@ class Renderer:
         raise NotImplementedError
 
     def _logprobs_json(self, delta: Delta, track: Track) -> str:
-        if not self.options.logprobs:
-            return "null"
         return json.dumps(self._logprobs(delta.logprobs or [], delta.token_ids, track))
 
     def _scores(self, choice: Choice) -> list[dict[str, dict[str, float]] | None]:
@@ -200,7 +224,7 @@ class Renderer:
 
 
 def ids_json(token_ids: Sequence[int]) -> str:
-    return f"[{','.join(map(str, token_ids))}]"
+    return f"[{token_ids[0]}]" if len(token_ids) == 1 else f"[{','.join(map(str, token_ids))}]"
 
 
 def _score(entry: TokenLogprobs, with_logits: bool) -> dict[str, dict[str, float]]:
@@ -219,16 +243,15 @@ def _score(entry: TokenLogprobs, with_logits: bool) -> dict[str, dict[str, float
 class CompletionRenderer(Renderer):
     prefix = "cmpl"
     stream_object = object = "text_completion"
+    before, after = '"text":', ""
 
-    def _opening(self, delta: Delta, track: Track) -> str:
-        text, extra = delta.text, ""
-        if not track.started:
-            track.started = True
-            if self.options.echo:
-                text = self._prompt_text(delta.choice) + text
-            if self.options.token_ids:
-                extra = f',"prompt_token_ids":{ids_json(delta.choice.prompt)}'
-        return f'{track.head}"text":{quote(text)}{extra}'
+    def _opening(self, choice: Choice, text: str, track: Track) -> str:
+        extra = ""
+        if self.options.echo:
+            text = self._prompt_text(choice) + text
+        if self.options.token_ids:
+            extra = f',"prompt_token_ids":{ids_json(choice.prompt)}'
+        return f"{track.before}{quote(text)}{extra}"
 
     def _content(self, choice: Choice, track: Track) -> dict[str, Any]:
         text = "".join(track.text)

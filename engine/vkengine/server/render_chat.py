@@ -10,26 +10,24 @@ from .render import Renderer, Track, ids_json, quote
 if TYPE_CHECKING:
     from vkengine.output import TokenLogprobs
 
-    from .generation import Choice, Delta
+    from .generation import Choice
 
 
 class ChatRenderer(Renderer):
     prefix = "chatcmpl"
     stream_object = "chat.completion.chunk"
     object = "chat.completion"
+    before, after = '"delta":{"content":', "}"
 
-    def _opening(self, delta: Delta, track: Track) -> str:
-        opening = ""
-        if not track.started:
-            track.started = True
-            ids = ""
-            if self.options.token_ids:
-                ids = f',"prompt_token_ids":{ids_json(delta.choice.prompt)}'
-            opening = (
-                f'{track.head}"delta":{{"role":"assistant","content":""}}{ids},'
-                '"logprobs":null,"finish_reason":null}]}\n\n'
-            )
-        return f'{opening}{track.head}"delta":{{"content":{quote(delta.text)}}}'
+    def _opening(self, choice: Choice, text: str, track: Track) -> str:
+        ids = ""
+        if self.options.token_ids:
+            ids = f',"prompt_token_ids":{ids_json(choice.prompt)}'
+        return (
+            f'{track.head}"delta":{{"role":"assistant","content":""}}{ids},'
+            '"logprobs":null,"finish_reason":null}]}\n\n'
+            f"{track.before}{quote(text)}{self.after}"
+        )
 
     def _content(self, choice: Choice, track: Track) -> dict[str, Any]:
         logprobs = None

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from .app import Limits, create_app
+from .connection import Connection
 
 if TYPE_CHECKING:
     from vkengine.engine import Engine
@@ -79,6 +80,7 @@ def serve(
             raise PortInUse(f"cannot listen on {host}:{port}: {error.strerror}") from error
         config = uvicorn.Config(
             app,
+            http=Connection,
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=shutdown_s,

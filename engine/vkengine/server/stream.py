@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import JSONResponse
 
+from .connection import chunk_sender
 from .errors import ApiError
-from .generation import ClientGone
+from .generation import ClientGone, Delta
 from .render import DONE
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from .generation import Delta, Generation
+    from .generation import Choice, Generation
     from .render import Renderer
 
 _HEADERS = [
@@ -46,7 +48,7 @@ class Answer:
             try:
                 self._generation.start()
                 if self._stream:
-                    await self._send_events(send)
+                    await self._send_events(send, chunk_sender(scope))
                     return
                 response = JSONResponse(await self._whole())
             except ApiError as error:
@@ -63,15 +65,11 @@ class Answer:
                 self._renderer.collect(delta)
         return self._renderer.answer()
 
-    async def _send_events(self, send: Send) -> None:
+    async def _send_events(self, send: Send, now: Callable[[bytes], bool] | None) -> None:
+        direct = _Direct(self._generation, self._renderer, now or partial(_sent_at_once, send))
         deltas = await self._generation.deltas()
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         chunk = self._renderer.chunk
-
-        def direct(delta: Delta) -> bool:
-            delta.rendered = chunk(delta)
-            return _sent_at_once(send, delta.rendered)
-
         try:
             while deltas:
                 body = b"".join([delta.rendered or chunk(delta) for delta in deltas])
@@ -83,8 +81,30 @@ class Answer:
         await send({"type": "http.response.body", "body": body})
 
 
+class _Direct:
+    """Renders and writes in the call that brings a step's output; see `Generation.deltas`."""
+
+    def __init__(
+        self, generation: Generation, renderer: Renderer, write: Callable[[bytes], bool]
+    ) -> None:
+        self._chunk = renderer.chunk
+        self._write = write
+        plain_chunk = renderer.plain_chunk
+
+        def at_once(choice: Choice, text: str, token_ids: list[int]) -> None:
+            body = plain_chunk(choice, text, token_ids)
+            if not write(body):
+                generation.queue(Delta(choice, text, token_ids, rendered=body))
+
+        self.at_once = at_once if renderer.plain else None
+
+    def send(self, delta: Delta) -> bool:
+        delta.rendered = body = self._chunk(delta)
+        return self._write(body)
+
+
 def _sent_at_once(send: Send, body: bytes) -> bool:
-    """Sends without a turn of the event loop, which costs more than the event itself.
+    """The same through ASGI, for other servers than ours.
 
     uvicorn waits in `send` only for a full buffer, and before it writes anything; a send that
     would wait is dropped whole, and the caller's task does it again.
