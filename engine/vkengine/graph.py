@@ -21,7 +21,6 @@ from torch import Tensor
 from .graph_draft import draft
 from .lanes import WIDTH, Lanes
 from .models.layout import AttentionWeights, HeadWeights, LayerWeights, ModelWeights, MoeWeights
-from .ops import triton_config
 from .ops.accept.triton import accept_kernel
 from .ops.attention import triton as attention_ops
 from .ops.embed.triton import embed_kernel
@@ -29,6 +28,7 @@ from .ops.gdn import triton as gdn_ops
 from .ops.head.triton import sample_kernel
 from .ops.mlp import triton as mlp_ops
 from .ops.moe import triton as moe_ops
+from .ops.triton_config import hand_over_mode
 from .ops.triton_launch import Stream, centred, counter, gemv, group_of, tensor
 from .rows import Rows, Workspace
 from .sampler import ACCEPTANCE_CHOICE
@@ -89,7 +89,7 @@ class Round:
         rows = self.batch * m
         stream = self.stream("trunk", rows)
         hp = triton.next_power_of_2(c.hidden_size)
-        pdl = triton_config.PDL
+        pdl = hand_over_mode(w.embed.device, early=True)
         embed_kernel[(rows,)](
             lanes.tokens,
             w.embed,
@@ -106,7 +106,7 @@ class Round:
             HP=hp,
             GROUP=group_of(c.hidden_size),
             PDL=pdl,
-            launch_pdl=pdl,
+            launch_pdl=pdl > 0,
         )
         at = self.rows(lanes.pos, m)
         for i, layer in enumerate(w.layers):
@@ -132,7 +132,7 @@ class Round:
     def finish(self) -> None:
         """Accept, commit and draft."""
         lanes, m = self.lanes, self.k + 1
-        pdl = triton_config.PDL
+        pdl = hand_over_mode(lanes.pos.device, early=True)
         accept_kernel[(self.batch,)](
             lanes.tokens,
             self.y,
@@ -156,7 +156,7 @@ class Round:
             SALT=ACCEPTANCE_CHOICE,
             num_warps=1,
             PDL=pdl,
-            launch_pdl=pdl,
+            launch_pdl=pdl > 0,
         )
         if self.k and self.mtp:
             draft(self, self.stream("trunk", self.batch * m), m)
@@ -196,7 +196,7 @@ class Round:
         """Logits of a stream that was left ready for the head's norm."""
         weight = tensor(head.weight)
         logits = self.ws.get("logits." + name, (stream.h.shape[0], weight.shape[0]))
-        gemv(weight, stream.hx, logits, eps=head.config.rms_eps, norm=stream.squares)
+        gemv(weight, stream.hx, logits, eps=head.config.rms_eps, norm=stream.squares, early=True)
         return logits
 
     def sample(
@@ -212,7 +212,7 @@ class Round:
         """Keyed-noise argmax into ``out [B, >= m]`` for tokens at ``pos + add + j``."""
         lanes, v = self.lanes, logits.shape[1]
         parts = triton.cdiv(v, SAMPLE_CHUNK)
-        pdl = triton_config.PDL
+        pdl = hand_over_mode(lanes.pos.device, early=True)
         rows = self.batch * m
         ids = None
         if head.ids is not None:
@@ -243,7 +243,7 @@ class Round:
             PARTS=parts,
             PP=triton.next_power_of_2(parts),
             PDL=pdl,
-            launch_pdl=pdl,
+            launch_pdl=pdl > 0,
         )
 
     def capture(self, part: str = "run") -> None:

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from .lanes import WIDTH
 from .models.layout import AttentionWeights, HeadWeights, MoeWeights
-from .ops import triton_config
 from .ops.attention import triton as attention_ops
 from .ops.embed.triton import mtp_input_kernel
 from .ops.mlp import triton as mlp_ops
 from .ops.moe import triton as moe_ops
+from .ops.triton_config import hand_over_mode
 from .ops.triton_launch import Stream, gemv, tensor
 from .rows import Rows
 
@@ -55,7 +55,7 @@ def mtp_step(
     assert mtp is not None
     count = one.batch * m
     dtype = w.embed.dtype
-    pdl = triton_config.PDL
+    pdl = hand_over_mode(w.embed.device, early=True)
     x = one.ws.get("mtp.x", (count, 2 * c.hidden_size), dtype)
     mtp_input_kernel[(count,)](
         tokens,
@@ -74,7 +74,7 @@ def mtp_step(
         HP=triton.next_power_of_2(c.hidden_size),
         HAS_ROW=False,
         PDL=pdl,
-        launch_pdl=pdl,
+        launch_pdl=pdl > 0,
     )
     stream = one.stream(name, count)
     fc = tensor(mtp.fc)

@@ -16,8 +16,10 @@ from triton.runtime.jit import JITFunction
 from vkengine import bench
 from vkengine.config import KNOWN_SHAPES
 from vkengine.ops import triton_config
+from vkengine.ops.attention import triton as attention_ops
+from vkengine.ops.gdn import triton as gdn_ops
 from vkengine.ops.moe import triton as moe_ops
-from vkengine.ops.triton_config import GemvConfig, chunk
+from vkengine.ops.triton_config import GemvConfig
 
 START = time.monotonic()
 SHARED_MEMORY_CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
@@ -49,7 +51,7 @@ def step(subject: bench.Subject, name: str, depths: tuple[int, ...] = (0, 3)) ->
     for k in depths:
         try:
             row = bench.measure_round(
-                subject, k, context=1024, acceptance=0.8 if k else None, rounds=60, profile=False
+                subject, k, context=1024, acceptance=0.8 if k else None, rounds=200, profile=False
             )
             found[f"k{k}"] = round(row["step_us"], 1)
         except Exception as error:  # a variant that does not fit is a result too
@@ -101,36 +103,37 @@ SHAPES = {
 }
 
 
-def fma(n: int, k: int) -> GemvConfig:
-    warps = 2 if n >= 8192 else 4
-    return GemvConfig(4, chunk(k, warps), warps, 8192)
-
-
 def variants(subject: bench.Subject) -> None:
     over = triton_config.OVERRIDES
-    for slices, ahead in ((1, 16), (1, 32), (2, 8), (2, 32)):
-        for name, shape in SHAPES.items():
-            if name != "out":
-                over[shape] = GemvConfig(16, 32, slices, ahead, slices)
-        step(subject, f"2048 wide: slices {slices} ahead {ahead}")
-        over.clear()
-    over[SHAPES["head"]] = GemvConfig(16, 32, 1, 16, 1)
-    step(subject, "head: slices 1")
-    over[SHAPES["head"]] = fma(*SHAPES["head"])
-    step(subject, "head: no tensor cores")
+    out = SHAPES["out"]
+    with setting(triton_config, EARLY=False):
+        step(subject, "next kernel always after the wait")
+    for slices, ahead in ((8, 4), (8, 8), (16, 4), (16, 8)):
+        over[out] = GemvConfig(16, 32, slices, ahead, slices)
+        step(subject, f"out: slices {slices} ahead {ahead}")
+    over[out] = GemvConfig(16, 32, 8, 4, 8)
+    with setting(moe_ops, SHARED_BN=2):
+        step(subject, "out: slices 8 ahead 4, shared BN 2")
     over.clear()
-    over[SHAPES["out"]] = GemvConfig(16, 32, 16, 8, 16)
-    step(subject, "out: slices 16")
+    for name in ("in", "qkv"):
+        over[SHAPES[name]] = GemvConfig(16, 32, 2, 10, 2)
+    step(subject, "in, qkv: ahead 10")
     over.clear()
     for module, values in (
+        (moe_ops, {"SHARED_BN": 2}),
         (moe_ops, {"GATE_UP_BN": 2, "GATE_UP_WARPS": 2}),
-        (moe_ops, {"GATE_UP_BN": 4, "GATE_UP_WARPS": 8}),
-        (moe_ops, {"GATE_UP_BN": 8, "GATE_UP_WARPS": 8}),
-        (moe_ops, {"GATE_UP_BN": 2, "GATE_UP_WARPS": 4}),
         (moe_ops, {"ROUTER_BN": 1}),
+        (attention_ops, {"REGISTERS": 168}),
+        (attention_ops, {"COMBINE_COLUMNS": 256}),
+        (attention_ops, {"COMBINE_COLUMNS": 64}),
+        (attention_ops, {"CHUNK": 16}),
+        (gdn_ops, {"BV": 32, "WARPS": 4}),
+        (gdn_ops, {"BV": 16, "WARPS": 4}),
+        (gdn_ops, {"BV": 8, "WARPS": 2}),
     ):
         with setting(module, **values):
             step(subject, str(values))
+    step(subject, "base again")
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ def compiled(model: str, k: int, arch: int, script: Path = SCRIPT) -> list[dict[
 def test_round_compiles(model: str, k: int, arch: int) -> None:
     kernels = compiled(model, k, arch)
     names = {kernel["kernel"] for kernel in kernels}
-    assert {"gemv_kernel", "gdn_kernel", "attention_kernel", "sample_kernel"} <= names
+    assert {"gemv_kernel", "gdn_kernel", "split_kernel", "combine_kernel", "sample_kernel"} <= names
     for kernel in kernels:
         assert kernel["stack"] == 0, f"{kernel['kernel']} spills {kernel['stack']} bytes"
         assert kernel["shared"] <= 228 * 1024

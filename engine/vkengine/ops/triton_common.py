@@ -11,9 +11,26 @@ import os
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 #: True when kernels run under the interpreter (CPU tensors); decided before ``import triton``.
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+@triton.jit
+def hand_over(PDL: tl.constexpr):
+    """Wait for the launch before this one, and let the next one start.
+
+    ``PDL`` 1: in that order, so that whatever is two launches old is complete for every kernel.
+    2: the other way round, where the next kernel reads nothing but weights before its own wait: its
+    programs then ask for them as early as there is room. 0: neither.
+    """
+    if PDL == 2:
+        gdc_launch_dependents()
+    if PDL > 0:
+        gdc_wait()
+    if PDL == 1:
+        gdc_launch_dependents()
 
 
 @triton.jit

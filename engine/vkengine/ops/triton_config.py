@@ -8,17 +8,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 #: Programmatic dependent launch: a kernel's programs start, and ask for their first weights, while
 #: the kernel before them drains. Each waits for that kernel before it reads or writes anything
 #: else, and lets the next one start only after that wait: whatever is two launches old is complete.
 PDL = True
+#: Let the next kernel start before that wait where it reads nothing but weights before its own.
+EARLY = True
 
 #: Overrides by (N, K), set by the benchmark's sweeps only.
 OVERRIDES: dict[tuple[int, int], GemvConfig] = {}
 #: Tensor cores for products whose weights are at least this many rows.
 MMA_ROWS = 16
+
+
+def hand_over_mode(device: torch.device, early: bool = False) -> int:
+    """What ``hand_over`` does in a kernel; ``early`` when the next kernel is a product, the router,
+    or one that reads nothing before its wait."""
+    if not PDL or device.type == "cpu":
+        return 0
+    return 2 if early and EARLY else 1
 
 
 @dataclass(frozen=True, slots=True)

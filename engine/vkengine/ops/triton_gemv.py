@@ -29,9 +29,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from vkengine.ops.triton_common import silu, sum8
+from vkengine.ops.triton_common import hand_over, silu, sum8
 from vkengine.ops.triton_mma import mma_dot
 
 
@@ -87,7 +86,7 @@ def tile_dot(
     PP: tl.constexpr,
     HEAD: tl.constexpr = 8,
     TILES: tl.constexpr = 1,
-    WAIT: tl.constexpr = False,
+    WAIT: tl.constexpr = 0,
     SLICE: tl.constexpr = 8,
     row_ptr=None,
     HAS_ROW: tl.constexpr = False,
@@ -126,9 +125,7 @@ def tile_dot(
                 eviction_policy="evict_first",
             ),
         )
-    if WAIT:
-        gdc_wait()
-        gdc_launch_dependents()
+    hand_over(WAIT)
     squares = ()
     if NORM == 1:
         for r in tl.static_range(R):

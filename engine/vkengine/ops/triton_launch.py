@@ -8,8 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from vkengine.ops import triton_config
-from vkengine.ops.triton_config import SLICE, gemv_config, tensor_cores
+from vkengine.ops.triton_config import SLICE, gemv_config, hand_over_mode, tensor_cores
 from vkengine.ops.triton_gemv import gemv_kernel
 from vkengine.rows import Workspace
 
@@ -59,20 +58,23 @@ def gemv(
     swiglu: bool = False,
     row: Tensor | None = None,
     source: Tensor | None = None,
+    early: bool = False,
 ) -> None:
     """``out [R, N] = x [R, K] @ w.T``, or into ``stream`` (added, or stored when not ``add``).
 
     ``norm``: the stream's partial squares, when x is a stream's ``hx``. ``squares``: those of a
     gated norm, per head. ``gain``: of the norm that reads ``stream`` next, centred. ``row [R]``:
     which rows of x (and of ``source``, the residual to add to) each output row takes; R is then its
-    length. Rows beyond eight run in further launches of the same shape; a row's bits are its own.
+    length. ``early``: the next kernel reads nothing but weights before its wait; that is always so
+    after a product that writes a stream or is ``swiglu``. Rows beyond eight run in further launches
+    of the same shape; a row's bits are its own.
     """
     rows, k = x.shape if row is None else (row.shape[0], x.shape[1])
     n = w.shape[0] // 2 if swiglu else w.shape[0]
     kind = 1 if norm is not None else 2 if squares is not None else 0
     p = norm.shape[-1] if norm is not None else 1
     tiles = squares.shape[-1] if squares is not None else 1
-    pdl = triton_config.PDL and x.device.type != "cpu"
+    pdl = hand_over_mode(x.device, early or swiglu or stream is not None)
     nothing = x
     if stream is not None:
         assert gain is not None, "a stream's writer prepares the norm that reads it"
@@ -117,7 +119,7 @@ def gemv(
             AHEAD=config.ahead,
             PDL=pdl,
             num_warps=config.warps,
-            launch_pdl=pdl,
+            launch_pdl=pdl > 0,
         )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from vkengine.ops.triton_common import INTERPRETED as _INTERPRETED
+from vkengine.ops.triton_common import hand_over
 
 INTERPRETED = tl.constexpr(_INTERPRETED)
 
@@ -71,9 +71,7 @@ def mma_dot(
                 eviction_policy="evict_first",
             ),
         )
-    if WAIT:
-        gdc_wait()
-        gdc_launch_dependents()
+    hand_over(WAIT)
     source = r
     if HAS_ROW:
         source = tl.load(row_ptr + r, mask=live, other=0)

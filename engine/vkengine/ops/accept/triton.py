@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from vkengine.ops.triton_common import row_key
+from vkengine.ops.triton_common import hand_over, row_key
 
 
 @triton.jit
@@ -31,7 +30,7 @@ def accept_kernel(
     M: tl.constexpr,
     MP: tl.constexpr,
     SALT: tl.constexpr,
-    PDL: tl.constexpr = False,
+    PDL: tl.constexpr = 0,
 ):
     """Grid B. ``tokens [B, M]``: last committed token, then the drafts; ``y [B, M]``: the
     target's tokens. ``acceptance < 0`` compares; otherwise draft j is accepted with that chance,
@@ -39,9 +38,7 @@ def accept_kernel(
     tokens to the record (-1 beyond them) and their count to its last column, the next position,
     ``folded``, the row the first draft is drawn from, and the positions ``chain_pos [M, B]`` of
     the draft stage."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    hand_over(PDL)
     b = tl.program_id(0)
     j = tl.arange(0, MP)
     pos = tl.load(pos_ptr + b)

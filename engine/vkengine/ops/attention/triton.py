@@ -1,11 +1,16 @@
-"""Gated full attention between its two projections, one launch.
+"""Gated full attention between its two projections, two launches.
 
-Works on ``y [R, (2*NH + 2*NKV) * D]`` (per head query | gate, then keys, then values; fp32). One
-program per (walker, row, key head) reads fixed splits of ``SPLIT`` tokens at absolute boundaries:
-query norm and rotation, the round's own keys (normalised, rotated) and values put into the cache,
-then softmax over the split. The last program of a (row, key head) combines the splits in ascending
-order and applies the sigmoid gate. What a row computes depends on its position alone: never on M,
-on its neighbours, or on how many walkers run.
+Works on ``y [R, (2*NH + 2*NKV) * D]`` (per head query | gate, then keys, then values; fp32).
+
+``split_kernel``: one program per (walker, group of rows, key head) walks fixed splits of ``SPLIT``
+tokens at absolute boundaries. Keys and values older than the round are asked for before the launch
+dependency is awaited; the round's own are normalised, rotated, put into the cache, and laid into
+the tile where they belong. ``combine_kernel``: one program per (row, head, part of D) combines the
+splits in a fixed order and applies the sigmoid gate.
+
+A tile of queries always has the same shape (the heads of one key head, times as many rows as fill
+16), so what a row computes depends on its position alone: never on M, on its neighbours, or on how
+many walkers run.
 """
 
 from __future__ import annotations
@@ -13,31 +18,42 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from vkengine.models.layout import AttentionWeights
-from vkengine.ops import triton_config
-from vkengine.ops.triton_common import sigmoid
-from vkengine.ops.triton_launch import Stream, centred, counter, gemv, stream_of
+from vkengine.ops.triton_common import hand_over, sigmoid
+from vkengine.ops.triton_config import hand_over_mode
+from vkengine.ops.triton_launch import Stream, centred, gemv, stream_of
 from vkengine.rows import Rows, Workspace
 from vkengine.state import PAD, AttentionState
 
-#: Tokens per chunk of a split, and programs that share the splits of one (row, key head).
-CHUNK = 64
-WALKERS = 64
+#: Tokens per chunk of a split, and programs that share the splits of some rows and a key head.
+CHUNK = 32
+WALKERS = 80
 WARPS = 8
+REGISTERS = 128
+#: Columns of a head that one program combines, and splits it takes at once.
+COMBINE_COLUMNS = 128
+COMBINE_SPLITS = 64
 
 
 def split_tokens(max_len: int) -> int:
     """Tokens per split: fixed by the longest sequence the state can hold."""
-    return 64 if max_len <= 8192 else 256
+    return 32 if max_len <= 2560 else 64 if max_len <= 8192 else 256
 
 
 @triton.jit
 def partner_of(d, ROT: tl.constexpr):
     """The dimension that rotates with d (d itself beyond the rotated ones)."""
     half: tl.constexpr = ROT // 2
-    return tl.where(d < half, d + half, tl.where(d < ROT, d - half, d))
+    return in_runs(tl.where(d < half, d + half, tl.where(d < ROT, d - half, d)), half)
+
+
+@triton.jit
+def in_runs(index, HALF: tl.constexpr):
+    """Tells the compiler that an index made of d moves by runs of eight, where it does."""
+    if HALF % 8 == 0:
+        index = tl.max_contiguous(tl.multiple_of(index, 8), 8)
+    return index
 
 
 @triton.jit
@@ -53,7 +69,17 @@ def rotated(x, other, gain, other_gain, c, s, d, eps, D: tl.constexpr, ROT: tl.c
 
 
 @triton.jit
-def attention_kernel(
+def old_tile(k_ptr, v_ptr, cache, t, d, limit, STRIDE: tl.constexpr):
+    """Keys and values of tokens ``t`` below ``limit``, zero elsewhere."""
+    at = cache + t[:, None].to(tl.int64) * STRIDE + d[None, :]
+    inside = (t < limit)[:, None]
+    k = tl.load(k_ptr + at, mask=inside, other=0.0)
+    v = tl.load(v_ptr + at, mask=inside, other=0.0)
+    return k, v
+
+
+@triton.jit
+def split_kernel(
     y_ptr,
     q_norm_ptr,
     k_norm_ptr,
@@ -65,179 +91,181 @@ def attention_kernel(
     v_ptr,
     part_ptr,
     stat_ptr,
-    counter_ptr,
-    x_ptr,
     y_stride,
     slot_tokens,
     eps,
-    R,
     M: tl.constexpr,
     NH: tl.constexpr,
     NKV: tl.constexpr,
     D: tl.constexpr,
     ROT: tl.constexpr,
-    GP: tl.constexpr,
-    GC: tl.constexpr,
-    SP: tl.constexpr,
-    UNROLL: tl.constexpr,
+    GROUP: tl.constexpr,
+    TILE: tl.constexpr,
     BT: tl.constexpr,
     SPLIT: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     WALKERS: tl.constexpr,
+    GROUPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """Grid (B * GROUPS * WALKERS, NKV). ``GROUP``: heads of a key head, padded to a power of two;
+    a program takes ``TILE / GROUP`` rows of one sequence."""
     pid = tl.program_id(0)
     kvh = tl.program_id(1)
-    walker = pid // R
-    r = pid % R
-    b = r // M
+    # Walkers last: those that a short context leaves idle come after all that work.
+    share = tl.num_programs(0) // WALKERS
+    walker = pid // share
+    b = pid % share // GROUPS
+    at_once: tl.constexpr = TILE // GROUP
+    j0 = pid % GROUPS * at_once
     pos0 = tl.load(pos_ptr + b)
     slot = tl.load(slot_ptr + b).to(tl.int64)
-    pos = pos0 + r % M
-    n_splits = pos // SPLIT + 1
     group: tl.constexpr = NH // NKV
     half: tl.constexpr = ROT // 2
     scale: tl.constexpr = D**-0.5
-    g = tl.arange(0, GP)
+    i = tl.arange(0, TILE)
     d = tl.arange(0, D)
-    heads = kvh * group + g
-    mask = g < group
-    partner = partner_of(d, ROT)
-    # Cursors, gains and angles are more than one launch old; y is not.
-    q_gain = tl.load(q_norm_ptr + d).to(tl.float32) + 1.0
-    q_other_gain = tl.load(q_norm_ptr + partner).to(tl.float32) + 1.0
-    k_gain = tl.load(k_norm_ptr + d).to(tl.float32) + 1.0
-    k_other_gain = tl.load(k_norm_ptr + partner).to(tl.float32) + 1.0
-    angle = pos.to(tl.int64) * half + d % half
-    q_cos = tl.load(cos_ptr + angle, mask=d < ROT, other=1.0)
-    q_sin = tl.load(sin_ptr + angle, mask=d < ROT, other=0.0)
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    j = j0 + i // GROUP
+    heads = kvh * group + i % GROUP
+    mask = (i % GROUP < group) & (j < M)
+    pos = pos0 + j
+    last = pos0 + tl.minimum(j0 + at_once, M) - 1
+    n_splits = last // SPLIT + 1
     if walker < n_splits:
-        y = y_ptr + r.to(tl.int64) * y_stride
-        q_at = y + heads[:, None] * (2 * D)
+        partner = partner_of(d, ROT)
+        cache = (slot * slot_tokens * NKV + kvh) * D
+        # Cursors, gains, angles and old tokens are more than one launch old; y is not.
+        k, v = old_tile(k_ptr, v_ptr, cache, walker * SPLIT + tl.arange(0, BT), d, pos0, NKV * D)
+        q_gain = tl.load(q_norm_ptr + d).to(tl.float32) + 1.0
+        q_other_gain = tl.load(q_norm_ptr + partner).to(tl.float32) + 1.0
+        turn = in_runs(d % half, half)
+        angle = pos[:, None] * half + turn[None, :]
+        turns = mask[:, None] & (d < ROT)[None, :]
+        q_cos = tl.load(cos_ptr + angle, mask=turns, other=1.0)
+        q_sin = tl.load(sin_ptr + angle, mask=turns, other=0.0)
+        hand_over(PDL)
+        q_at = y_ptr + (b * M + j).to(tl.int64)[:, None] * y_stride + heads[:, None] * (2 * D)
         q_raw = tl.load(q_at + d[None, :], mask=mask[:, None], other=0.0)
         q_other = tl.load(q_at + partner[None, :], mask=mask[:, None], other=0.0)
-        cache = (slot * slot_tokens * NKV + kvh) * D
-        # The round's own keys and values that this row may see: every program that reads one writes
-        # it first (all of them the same bits), so no program depends on another.
-        for j in tl.static_range(M):
-            p_j = pos0 + j
-            if (p_j <= pos) & ((p_j // SPLIT) % WALKERS == walker):
-                y_j = y_ptr + (b * M + j).to(tl.int64) * y_stride + NH * 2 * D + kvh * D
-                k_raw = tl.load(y_j + d)
-                k_other = tl.load(y_j + partner)
-                v_j = tl.load(y_j + NKV * D + d)
-                at_j = p_j.to(tl.int64) * half + d % half
-                k_cos = tl.load(cos_ptr + at_j, mask=d < ROT, other=1.0)
-                k_sin = tl.load(sin_ptr + at_j, mask=d < ROT, other=0.0)
-                k_j = rotated(k_raw, k_other, k_gain, k_other_gain, k_cos, k_sin, d, eps, D, ROT)
-                own = cache + p_j.to(tl.int64) * (NKV * D) + d
-                tl.store(k_ptr + own, k_j.to(k_ptr.dtype.element_ty))
-                tl.store(v_ptr + own, v_j.to(v_ptr.dtype.element_ty))
         q = rotated(
             q_raw,
             q_other,
             q_gain[None, :],
             q_other_gain[None, :],
-            q_cos[None, :],
-            q_sin[None, :],
+            q_cos,
+            q_sin,
             d[None, :],
             eps,
             D,
             ROT,
         ).to(k_ptr.dtype.element_ty)
-        tl.debug_barrier()
         split = walker
         while split < n_splits:
-            top = tl.full([GP], float("-inf"), tl.float32)
-            total = tl.zeros([GP], tl.float32)
-            acc = tl.zeros([GP, D], tl.float32)
-            for c in tl.static_range(SPLIT // BT):
+            top = tl.full([TILE], float("-inf"), tl.float32)
+            total = tl.zeros([TILE], tl.float32)
+            acc = tl.zeros([D, TILE], tl.float32)
+            for c in range(SPLIT // BT):
                 t0 = split * SPLIT + c * BT
                 t = t0 + tl.arange(0, BT)
-                at = cache + t[:, None].to(tl.int64) * (NKV * D) + d[None, :]
-                inside = (t < slot_tokens)[:, None]
-                k = tl.load(k_ptr + at, mask=inside, other=0.0)
-                v = tl.load(v_ptr + at, mask=inside, other=0.0)
-                s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-                s = tl.where((t <= pos)[None, :], s, float("-inf"))
-                new_top = tl.maximum(top, tl.max(s, axis=1))
+                # The round's own tokens: whoever needs one works it out (the same bits everywhere)
+                # and stores it, so that no program depends on another.
+                for own in range(M):
+                    p = pos0 + own
+                    if (p >= t0) & (p < t0 + BT) & (p <= last):
+                        y_own = y_ptr + (b * M + own).to(tl.int64) * y_stride + NH * 2 * D + kvh * D
+                        k_raw = tl.load(y_own + d)
+                        k_other = tl.load(y_own + partner)
+                        v_own = tl.load(y_own + NKV * D + d).to(v_ptr.dtype.element_ty)
+                        at_own = p * half + turn
+                        k_own = rotated(
+                            k_raw,
+                            k_other,
+                            tl.load(k_norm_ptr + d).to(tl.float32) + 1.0,
+                            tl.load(k_norm_ptr + partner).to(tl.float32) + 1.0,
+                            tl.load(cos_ptr + at_own, mask=d < ROT, other=1.0),
+                            tl.load(sin_ptr + at_own, mask=d < ROT, other=0.0),
+                            d,
+                            eps,
+                            D,
+                            ROT,
+                        ).to(k_ptr.dtype.element_ty)
+                        into = cache + p.to(tl.int64) * (NKV * D) + d
+                        tl.store(k_ptr + into, k_own)
+                        tl.store(v_ptr + into, v_own)
+                        here = (t == p)[:, None]
+                        k = tl.where(here, k_own[None, :], k)
+                        v = tl.where(here, v_own[None, :], v)
+                # Tokens down, queries across: keys and values are then what the matrix units read
+                # straight from shared memory, and no warp holds all queries in registers.
+                s = tl.dot(k, tl.trans(q), input_precision="ieee") * scale
+                s = tl.where(t[:, None] <= pos[None, :], s, float("-inf"))
+                new_top = tl.maximum(top, tl.max(s, axis=0))
                 # A chunk wholly beyond the row keeps the old maximum: no NaN from inf - inf.
                 safe = tl.where(new_top == float("-inf"), 0.0, new_top)
-                p = tl.exp(s - safe[:, None])
+                w = tl.exp(s - safe[None, :])
                 fade = tl.exp(top - safe)
-                total = total * fade + tl.sum(p, axis=1)
-                acc = acc * fade[:, None] + tl.dot(
-                    p.to(v_ptr.dtype.element_ty), v, input_precision="ieee"
+                total = total * fade + tl.sum(w, axis=0)
+                acc = acc * fade[None, :] + tl.dot(
+                    tl.trans(v), w.to(v_ptr.dtype.element_ty), input_precision="ieee"
                 )
                 top = new_top
-            slot_of = (r * NH + heads) * MAX_SPLITS + split
-            tl.store(
-                part_ptr + slot_of[:, None].to(tl.int64) * D + d[None, :],
-                acc,
-                mask=(g < group)[:, None],
-            )
-            tl.store(stat_ptr + slot_of * 2, top, mask=g < group)
-            tl.store(stat_ptr + slot_of * 2 + 1, total, mask=g < group)
+                if SPLIT > BT or MAX_SPLITS > WALKERS:
+                    # The next chunk of this split, or the first of this walker's next split.
+                    ahead = tl.where(c + 1 < SPLIT // BT, t0 + BT, (split + WALKERS) * SPLIT)
+                    after = ahead + tl.arange(0, BT)
+                    k, v = old_tile(k_ptr, v_ptr, cache, after, d, pos0, NKV * D)
+            at = ((b * M + j) * NH + heads) * MAX_SPLITS + split
+            tl.store(part_ptr + at[None, :].to(tl.int64) * D + d[:, None], acc, mask=mask[None, :])
+            tl.store(stat_ptr + at * 2, top, mask=mask)
+            tl.store(stat_ptr + at * 2 + 1, total, mask=mask)
             split += WALKERS
-        tl.debug_barrier()
-        counter = counter_ptr + r * NKV + kvh
-        done = tl.atomic_add(counter, 1, sem="acq_rel")
-        if done == tl.minimum(n_splits, WALKERS) - 1:
-            tl.store(counter, 0)
-            # Heads without the padding that the matrix units need.
-            gc = tl.arange(0, GC)
-            rows_of = (r * NH + kvh * group + gc) * MAX_SPLITS
-            valid = gc < group
-            gate_at = y + (kvh * group + gc)[:, None] * (2 * D) + D + d[None, :]
-            gate = tl.load(gate_at, mask=valid[:, None], other=0.0)
-            ns = tl.arange(0, SP)
-            tops = tl.load(
-                stat_ptr + (rows_of[:, None] + ns[None, :]) * 2,
-                mask=valid[:, None] & (ns < n_splits)[None, :],
-                other=float("-inf"),
-                cache_modifier=".cg",
-            )
-            best = tl.where(valid, tl.max(tops, axis=1), 0.0)
-            total = tl.zeros([GC], tl.float32)
-            acc = tl.zeros([GC, D], tl.float32)
-            s0 = walker * 0
-            while s0 < n_splits:
-                ms = ()
-                ls = ()
-                os = ()
-                for i in tl.static_range(UNROLL):
-                    live = valid & (s0 + i < n_splits)
-                    at = rows_of + s0 + i
-                    ms = ms + (
-                        tl.load(
-                            stat_ptr + at * 2, mask=live, other=float("-inf"), cache_modifier=".cg"
-                        ),
-                    )
-                    ls = ls + (
-                        tl.load(stat_ptr + at * 2 + 1, mask=live, other=0.0, cache_modifier=".cg"),
-                    )
-                    os = os + (
-                        tl.load(
-                            part_ptr + at[:, None].to(tl.int64) * D + d[None, :],
-                            mask=live[:, None],
-                            other=0.0,
-                            cache_modifier=".cg",
-                        ),
-                    )
-                for i in tl.static_range(UNROLL):
-                    w = tl.exp(ms[i] - best)
-                    total = tl.fma(w, ls[i], total)
-                    acc = tl.fma(w[:, None] + tl.zeros_like(acc), os[i], acc)
-                s0 += UNROLL
-            out = acc / tl.where(valid, total, 1.0)[:, None] * sigmoid(gate)
-            tl.store(
-                x_ptr + r * (NH * D) + (kvh * group + gc)[:, None] * D + d[None, :],
-                out.to(x_ptr.dtype.element_ty),
-                mask=valid[:, None],
-            )
+
+
+@triton.jit
+def combine_kernel(
+    y_ptr,
+    pos_ptr,
+    part_ptr,
+    stat_ptr,
+    x_ptr,
+    y_stride,
+    M: tl.constexpr,
+    NH: tl.constexpr,
+    D: tl.constexpr,
+    BD: tl.constexpr,
+    SP: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid (R, NH, D / BD). Splits are added ``AT_ONCE`` by one tree, and these sums in order."""
+    r = tl.program_id(0)
+    head = tl.program_id(1)
+    d = tl.program_id(2) * BD + tl.arange(0, BD)
+    n_splits = (tl.load(pos_ptr + r // M) + r % M) // SPLIT + 1
+    # The projection before the splits is two launches old.
+    gate = tl.load(y_ptr + r.to(tl.int64) * y_stride + head * (2 * D) + D + d)
+    first = (r * NH + head) * MAX_SPLITS
+    every = tl.arange(0, SP)
+    some = tl.arange(0, AT_ONCE)
+    hand_over(PDL)
+    tops = tl.load(stat_ptr + (first + every) * 2, mask=every < n_splits, other=float("-inf"))
+    sums = tl.load(stat_ptr + (first + every) * 2 + 1, mask=every < n_splits, other=0.0)
+    best = tl.max(tops, axis=0)
+    total = tl.sum(tl.exp(tops - best) * sums, axis=0)
+    acc = tl.zeros([BD], tl.float32)
+    s0 = n_splits * 0
+    while s0 < n_splits:
+        s = s0 + some
+        live = s < n_splits
+        top = tl.load(stat_ptr + (first + s) * 2, mask=live, other=float("-inf"))
+        at = (first + s)[:, None].to(tl.int64) * D + d[None, :]
+        part = tl.load(part_ptr + at, mask=live[:, None], other=0.0)
+        acc += tl.sum(part * tl.exp(top - best)[:, None], axis=0)
+        s0 += AT_ONCE
+    out = acc / total * sigmoid(gate)
+    tl.store(x_ptr + r * (NH * D) + head * D + d, out.to(x_ptr.dtype.element_ty))
 
 
 def run(
@@ -266,43 +294,66 @@ def run(
     split = split_tokens(length - PAD)
     max_splits = -(-length // split)
     walkers = min(WALKERS, max_splits)
+    heads = triton.next_power_of_2(nh // nkv)
+    tile = max(16, heads)
+    groups = triton.cdiv(rows.m, tile // heads)
     x = ws.get("attention.x", (r, nh * d), dtype)
-    pdl = triton_config.PDL and x.device.type != "cpu"
-    attention_kernel[(walkers * r, nkv)](
+    part = ws.get("attention.part", (r, nh, max_splits, d))
+    stat = ws.get("attention.stat", (r, nh, max_splits, 2))
+    pos = rows.pos0.contiguous()
+    pdl = hand_over_mode(x.device)
+    split_kernel[(r // rows.m * groups * walkers, nkv)](
         y,
         centred(ws, w.q_norm, dtype),
         centred(ws, w.k_norm, dtype),
         w.cos,
         w.sin,
         rows.slot.contiguous(),
-        rows.pos0.contiguous(),
+        pos,
         state.k,
         state.v,
-        ws.get("attention.part", (r, nh, max_splits, d)),
-        ws.get("attention.stat", (r, nh, max_splits, 2)),
-        counter(ws, "attention", r * nkv),
-        x,
+        part,
+        stat,
         width,
         length,
         c.rms_eps,
-        r,
         M=rows.m,
         NH=nh,
         NKV=nkv,
         D=d,
         ROT=c.rotary_dim,
-        GP=max(16, triton.next_power_of_2(nh // nkv)),
-        GC=triton.next_power_of_2(nh // nkv),
-        SP=triton.next_power_of_2(max_splits),
-        UNROLL=16,
+        GROUP=heads,
+        TILE=tile,
         BT=CHUNK,
         SPLIT=split,
         MAX_SPLITS=max_splits,
         WALKERS=walkers,
+        GROUPS=groups,
         PDL=pdl,
         num_warps=WARPS,
-        launch_pdl=pdl,
+        maxnreg=REGISTERS,
+        launch_pdl=pdl > 0,
         num_stages=1,
+    )
+    columns = min(COMBINE_COLUMNS, d)
+    combine_kernel[(r, nh, d // columns)](
+        y,
+        pos,
+        part,
+        stat,
+        x,
+        width,
+        M=rows.m,
+        NH=nh,
+        D=d,
+        BD=columns,
+        SP=triton.next_power_of_2(max_splits),
+        AT_ONCE=COMBINE_SPLITS,
+        SPLIT=split,
+        MAX_SPLITS=max_splits,
+        PDL=hand_over_mode(x.device, early=True),
+        num_warps=4,
+        launch_pdl=pdl > 0,
     )
     if into is None:
         gemv(w.w_o, x, None, stream=stream, gain=gain)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from vkengine.ops.triton_common import hand_over
 
 
 @triton.jit
@@ -23,13 +24,11 @@ def embed_kernel(
     H: tl.constexpr,
     HP: tl.constexpr,
     GROUP: tl.constexpr,
-    PDL: tl.constexpr = False,
+    PDL: tl.constexpr = 0,
 ):
     """Grid R. ``h[r] = embed[token]``, with what the first norm needs; the first row of a sequence
     moves its cursor forward."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    hand_over(PDL)
     r = tl.program_id(0)
     b = r // M
     token = tl.load(tokens_ptr + b * token_stride + r % M).to(tl.int64)
@@ -63,15 +62,13 @@ def mtp_input_kernel(
     H: tl.constexpr,
     HP: tl.constexpr,
     HAS_ROW: tl.constexpr,
-    PDL: tl.constexpr = False,
+    PDL: tl.constexpr = 0,
 ):
     """Grid rows. ``x[r] = concat(norm_e(embed[token]), norm_h(final_norm(h[source])))``.
 
     Gains are stored without their 1. ``final`` is the norm that ends the stream ``h`` (the
     target's, or the MTP layer's own when its output is chained)."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    hand_over(PDL)
     r = tl.program_id(0)
     b = r // M
     token = tl.load(tokens_ptr + b * token_stride + r % M).to(tl.int64)

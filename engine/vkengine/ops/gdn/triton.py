@@ -18,11 +18,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from vkengine.models.layout import GdnWeights
-from vkengine.ops import triton_config
-from vkengine.ops.triton_common import sigmoid, silu, softplus
+from vkengine.ops.triton_common import hand_over, sigmoid, silu, softplus
+from vkengine.ops.triton_config import hand_over_mode
 from vkengine.ops.triton_launch import Stream, centred, gemv, stream_of
 from vkengine.rows import Rows, Workspace
 from vkengine.state import RING, GdnState
@@ -138,9 +137,7 @@ def gdn_kernel(
     if folded < pos0:
         tl.store(s_tile, s)
     # Everything so far is more than one launch old: state, cursors, rings. Only y is not.
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    hand_over(PDL)
     rows = y_ptr + (b * M).to(tl.int64) * y_stride
     z_in = ()
     b_in = ()
@@ -213,7 +210,7 @@ def run(
     bv = min(BV, dv)
     x = ws.get("gdn.x", (r, hv * dv), dtype)
     squares = ws.get("gdn.squares", (r, hv, dv // bv))
-    pdl = triton_config.PDL and stream.h.device.type != "cpu"
+    pdl = hand_over_mode(stream.h.device, early=True)
     assert m + PENDING <= RING, "ring too short for the rows of two rounds"
     gdn_kernel[(hv * (dv // bv), batch)](
         y,
@@ -243,7 +240,7 @@ def run(
         PENDING=PENDING,
         PDL=pdl,
         num_warps=WARPS,
-        launch_pdl=pdl,
+        launch_pdl=pdl > 0,
     )
     gemv(w.w_out, x, None, eps=c.rms_eps, squares=squares, head=dv, stream=stream, gain=gain)
 

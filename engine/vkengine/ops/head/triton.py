@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from vkengine.ops.triton_common import row_key, uniform
+from vkengine.ops.triton_common import hand_over, row_key, uniform
 
 
 @triton.jit
@@ -38,13 +37,11 @@ def sample_kernel(
     CHUNK: tl.constexpr,
     PARTS: tl.constexpr,
     PP: tl.constexpr,
-    PDL: tl.constexpr = False,
+    PDL: tl.constexpr = 0,
 ):
     """Grid (PARTS, rows). Row r is row r % M of sequence r // M; with ``HAS_ROW`` (M = 1) its
     logits are those of row ``row_ptr[r]``. Writes ``out[r // M * out_stride + r % M]``."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    hand_over(PDL)
     part = tl.program_id(0)
     r = tl.program_id(1)
     b = r // M

@@ -19,10 +19,9 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from vkengine.models.layout import MoeWeights
-from vkengine.ops import triton_config
 from vkengine.ops.moe.triton_select import select_experts
-from vkengine.ops.triton_common import silu, sum8
-from vkengine.ops.triton_config import chunk
+from vkengine.ops.triton_common import hand_over, silu, sum8
+from vkengine.ops.triton_config import chunk, hand_over_mode
 from vkengine.ops.triton_gemv import partial_squares, swiglu_dot, tile_dot
 from vkengine.ops.triton_launch import Stream, centred, counter, stream_of
 from vkengine.rows import Rows, Workspace
@@ -193,9 +192,7 @@ def down_kernel(
     # The residual is two launches old as well.
     before = tl.load(h_ptr + r * H + rows, mask=mask, other=0.0)
     gain = tl.load(gain_ptr + rows, mask=mask, other=0.0).to(tl.float32) + 1.0
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    hand_over(PDL)
     acc = tl.zeros([BN, BK // 8], tl.float32)
     for j in tl.static_range(TOPK + 1):
         for c in tl.static_range(I // BK):
@@ -217,7 +214,7 @@ def run(stream: Stream, w: MoeWeights, ws: Workspace, gain: Tensor) -> None:
     if w.shared_gate_up is not None:
         raise ValueError("moe: the kernels need a shared expert as wide as the routed ones")
     dtype = w.gate_up.dtype
-    pdl = triton_config.PDL and stream.h.device.type != "cpu"
+    pdl = hand_over_mode(stream.h.device)
     parts = stream.squares.shape[1]
     padded = triton.next_power_of_2(parts)
     max_rows = 8
@@ -256,7 +253,7 @@ def run(stream: Stream, w: MoeWeights, ws: Workspace, gain: Tensor) -> None:
             PP=padded,
             PDL=pdl,
             num_warps=4,
-            launch_pdl=pdl,
+            launch_pdl=pdl > 0,
         )
         gate_up_kernel[(triton.cdiv(width, GATE_UP_BN) * r * k,)](
             w.gate_up,
@@ -275,7 +272,7 @@ def run(stream: Stream, w: MoeWeights, ws: Workspace, gain: Tensor) -> None:
             PP=padded,
             PDL=pdl,
             num_warps=GATE_UP_WARPS,
-            launch_pdl=pdl,
+            launch_pdl=pdl > 0,
         )
         warps = max(1, min(4, width // 256))
         down_kernel[(triton.cdiv(hidden, DOWN_BN) * r,)](
@@ -296,9 +293,9 @@ def run(stream: Stream, w: MoeWeights, ws: Workspace, gain: Tensor) -> None:
             BN=DOWN_BN,
             BK=chunk(width, warps),
             GROUP=hidden // parts,
-            PDL=pdl,
+            PDL=hand_over_mode(stream.h.device, early=True),
             num_warps=warps,
-            launch_pdl=pdl,
+            launch_pdl=pdl > 0,
         )
 
 
