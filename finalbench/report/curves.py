@@ -13,7 +13,7 @@ DRAFTS_OFF = "drafts off"
 _FIRST = (DRAFTS_OFF, "greedy")
 
 
-def _point(x: float, measured: Measured, label: str = "") -> Point | None:
+def point(x: float, measured: Measured, label: str = "") -> Point | None:
     if measured.value is None:
         return None
     interval = measured.interval
@@ -40,7 +40,7 @@ class Tones:
         return self._given.setdefault(name, 1 + len(self._given) % 7)
 
 
-def _words(cells: Iterable[Cell]) -> str:
+def words_of(cells: Iterable[Cell]) -> str:
     found = [cell.marks for cell in cells]
     marks = Marks(
         weights="random" if any(m.weights == "random" for m in found) else "real",
@@ -84,7 +84,7 @@ def _lines(
     names = dict.fromkeys(name(cell) for cell in cells)
     for title in names:
         own = [cell for cell in cells if name(cell) == title]
-        points = [point for cell in own if (point := _point(x(cell), y(cell)))]
+        points = [found for cell in own if (found := point(x(cell), y(cell)))]
         if points:
             ordered = tuple(sorted(points, key=lambda point: point.x))
             arm = f"{own[0].arm} {own[0].run_id}"
@@ -111,7 +111,7 @@ class ModelCurves:
         stock = cell.arm.startswith("stock")
         return self.arm(cell) if stock else f"{self.arm(cell)}, {cell.draft}"
 
-    def _base_length(self) -> list[Cell]:
+    def base_length(self) -> list[Cell]:
         """Cells that differ from the base in drafts or sampling only."""
         found = {
             (c.run_id, c.id): c
@@ -135,7 +135,7 @@ class ModelCurves:
             id=f"{self.slug}-{axis}",
             kind="lines",
             title=title,
-            caution=_words(cells),
+            caution=words_of(cells),
             x_label=x_label,
             y_label="Decode tok/s",
             series=series,
@@ -179,7 +179,7 @@ class ModelCurves:
             id=f"{self.slug}-{axis}",
             kind="bars",
             title=title,
-            caution=_words(cells),
+            caution=words_of(cells),
             x_label=x_label,
             y_label="Decode tok/s",
             categories=categories,
@@ -193,58 +193,6 @@ class ModelCurves:
     def by_sampling(self) -> Figure | None:
         return self._bars("sampling", "By sampling", lambda c: c.sampling, "Sampling")
 
-    def by_position(self) -> Figure | None:
-        cells = [cell for cell in self._base_length() if cell.accepted_per_position]
-        series = []
-        for cell in cells[:SERIES_LIMIT]:
-            name = f"{cell.draft}, {cell.sampling}{self.run_tag[cell.run_id]}"
-            points = tuple(
-                Point(x=i + 1, y=rate) for i, rate in enumerate(cell.accepted_per_position)
-            )
-            series.append(Series(name=name, tone=1 + len(series) % 7, points=points))
-        if not series:
-            return None
-        return Figure(
-            id=f"{self.slug}-position",
-            kind="lines",
-            title="Acceptance by draft position",
-            caution=_words(cells),
-            x_label="Draft position",
-            y_label="Accepted share of rounds",
-            series=tuple(series),
-            top=1.0,
-        )
-
-    def roofline(self) -> Figure | None:
-        cells = [
-            cell
-            for cell in self._base_length()
-            if cell.limit_tok_s and cell.decode_tok_s.value is not None
-        ]
-        if not cells:
-            return None
-        series = _lines(
-            cells,
-            lambda c: c.acceptance_length or 1.0,
-            lambda c: c.decode_tok_s,
-            self.arm,
-            Tones(),
-        )
-        limits = {(cell.acceptance_length or 1.0, cell.limit_tok_s or 0.0) for cell in cells}
-        line = tuple(Point(x=x, y=y) for x, y in sorted(limits))
-        return Figure(
-            id=f"{self.slug}-roofline",
-            kind="lines",
-            title="By acceptance length, under the memory limit",
-            caution=_words(cells),
-            x_label="Acceptance length, tokens per round",
-            y_label="Decode tok/s",
-            series=(
-                *series,
-                Series(name="memory bandwidth limit", tone=0, points=line, reference=True),
-            ),
-        )
-
     def by_concurrency(self) -> Iterable[Figure]:
         cells = _on_axis(self.cells, "concurrency")
         rate = _lines(
@@ -257,18 +205,31 @@ class ModelCurves:
         late = _lines(
             cells, lambda c: c.concurrency, lambda c: c.e2e_p50_s, self.arm_and_draft, self.tones
         )
+        # Only cells with requests enough have a p99.
+        late += _lines(
+            cells,
+            lambda c: c.concurrency,
+            lambda c: c.e2e_p99_s,
+            lambda c: f"{self.arm_and_draft(c)}, p99",
+            Tones(),
+        )
         for tail, title, unit, series in (
             ("throughput", "Throughput by streams", "End-to-end tok/s, all streams", rate),
-            ("latency", "Latency by streams", "Seconds to the last token, p50", late),
+            (
+                "latency",
+                "Latency by streams",
+                "Seconds to the last token, p50",
+                late[:SERIES_LIMIT],
+            ),
         ):
             if series:
                 yield Figure(
                     id=f"{self.slug}-{tail}",
                     kind="lines",
                     title=title,
-                    caution=_words(cells),
+                    caution=words_of(cells),
                     x_label="Concurrent streams",
                     y_label=unit,
-                    series=series,
+                    series=series[:SERIES_LIMIT],
                     log_x=True,
                 )

@@ -18,10 +18,13 @@ class Point(View):
 
 
 class Series(View):
+    """`joined`: a line runs through the points; without it each stands for itself."""
+
     name: str
     tone: int
     points: tuple[Point, ...]
     reference: bool = False
+    joined: bool = True
 
 
 class Figure(View):

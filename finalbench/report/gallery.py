@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from finalbench.report import phrases
+from finalbench.report import acceptance, phrases
 from finalbench.report.curves import SERIES_LIMIT, ModelCurves, Tones
 from finalbench.report.figures import Figure, Point, Series
 from finalbench.report.view import Headline, Page, TelemetrySeries, View
@@ -108,8 +108,8 @@ def groups(page: Page) -> tuple[FigureGroup, ...]:
             own.by_output_len(),
             own.by_draft(),
             own.by_sampling(),
-            own.by_position(),
-            own.roofline(),
+            acceptance.by_position(own),
+            acceptance.roofline(own),
             _spread(page, model, slug, runs),
             *own.by_concurrency(),
         ]

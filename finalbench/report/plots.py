@@ -139,11 +139,12 @@ def _lines(axes: Axes, figure: Figure) -> None:
             yerr=_error(series),
             color=tone,
             marker="" if many else MARKERS[series.tone],
-            linestyle=DASHES[index % len(DASHES)] if series.tone else "-",
+            linestyle=_dash(series, index),
             linewidth=1.2 if many else 2.0,
             elinewidth=1.4,
             label=series.name,
         )
+        _labels(axes, series)
     _frame(axes, figure, _highest(figure))
     xs = sorted({point.x for series in figure.series for point in series.points})
     if figure.log_x and xs[0] > 0:
@@ -154,6 +155,29 @@ def _lines(axes: Axes, figure: Figure) -> None:
     elif all(x == int(x) for x in xs) and len(xs) <= 16:
         axes.xaxis.set_major_locator(FixedLocator(xs))
         axes.set_xlim(xs[0] - 0.4, xs[-1] + 0.4)
+
+
+def _dash(series: Series, index: int) -> str:
+    if not series.joined:
+        return "none"
+    return DASHES[index % len(DASHES)] if series.tone else "-"
+
+
+def _labels(axes: Axes, series: Series) -> None:
+    """Names beside points, above and below in turn, so that close ones stay legible."""
+    named = sorted((point for point in series.points if point.label), key=lambda point: point.x)
+    axes.margins(x=0.12 if named else 0.05)
+    for index, point in enumerate(named):
+        y, up, va = (point.low or point.y, -5, "top")
+        if index % 2 == 0:
+            y, up, va = (point.high or point.y, 5, "bottom")
+        place: dict[str, Any] = {
+            "xytext": (0, up),
+            "textcoords": "offset points",
+            "ha": "center",
+            "va": va,
+        }
+        axes.annotate(point.label, (point.x, y), fontsize=8.5, **place)
 
 
 def _bars(axes: Axes, figure: Figure) -> None:

@@ -66,8 +66,13 @@ def make_run(
     host: str = "5f0c",
     failures: tuple[Failure, ...] = (),
     extra_settings: Mapping[str, object] | None = None,
+    bandwidth: float | None = None,
+    sensors: Mapping[str, float] | None = None,
 ) -> Path:
-    """Write a complete run; `speed` scales the engine's arm. Same arguments, same bytes."""
+    """Write a complete run; `speed` scales the engine's arm. Same arguments, same bytes.
+
+    `bandwidth` of the memory in bytes/s; `sensors` are more readings of each second.
+    """
     described = made_from or scenario()
     plan = make_plan(described)
     asked = described.serving.weights
@@ -90,12 +95,20 @@ def make_run(
                     if cell.arm != described.baseline and cell.sampling.greedy:
                         writer.append_score(_score(record, server, str(described.baseline)))
     for second in range(30):
-        values = {"cpu_load_share": 0.5 + 0.01 * (second % 5)}
+        values = {"cpu_load_share": 0.5 + 0.01 * (second % 5), **(sensors or {})}
         stamp = f"2026-11-30T22:00:{second:02d}Z"
         writer.append_telemetry(
             TelemetryRecord(utc=stamp, t_ns=second * 1_000_000_000, values=values)
         )
-    writer.write_run(_run(run_id, described, plan, host, failures))
+    run = _run(run_id, described, plan, host, failures)
+    if bandwidth is not None:
+        made_on = run.provenance
+        hardware = made_on.hardware.model_copy(
+            update={"memory_bandwidth_bytes_s": bandwidth, "memory_bandwidth_source": "stated"}
+        )
+        made_on = made_on.model_copy(update={"hardware": hardware})
+        run = run.model_copy(update={"provenance": made_on})
+    writer.write_run(run)
     writer.close()
     return path
 

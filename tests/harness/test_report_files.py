@@ -25,7 +25,7 @@ from finalbench import report
 from finalbench.bundle import seal
 from finalbench.errors import BundleBroken
 from finalbench.record import Failure
-from finalbench.report import export, markdown
+from finalbench.report import export, gallery, markdown
 from finalbench.report.build import build_page
 from finalbench.report.tables import all_tables, cells_table
 from finalbench.report.view import Page
@@ -109,6 +109,39 @@ def test_another_process_writes_the_same_bytes(run_dir: Path, tmp_path: Path) ->
     )
     for path in (tmp_path / "here").iterdir():
         assert path.read_bytes() == (tmp_path / "there" / path.name).read_bytes(), path.name
+
+
+def test_every_plot_comes_from_the_records(tmp_path: Path) -> None:
+    """Prompt length, drafts under the roofline, streams, positions, spread, clocks and power."""
+    described = runs.scenario(
+        "axes.concurrency=[1,4]",
+        "base={seq_len: 2048, output_len: 64, sampling: greedy, draft: mtp3, concurrency: 1}",
+        "axes.seq_len=[512,2048]",
+        "axes.sampling=[greedy]",
+        "axes.draft=[none,mtp3]",
+        "workload.requests=8",
+        "measure.blocks=2",
+    )
+    sensors = {"gpu_sm_clock_mhz": 1980.0, "gpu_power_w": 420.0}
+    path = runs.make_run(tmp_path, described, bandwidth=25e9, sensors=sensors)
+    found = {f.id: f for group in gallery.groups(build_page([path])) for f in group.figures}
+    wanted = {"seq_len", "draft", "position", "roofline", "spread", "throughput", "latency"}
+    assert {f"m1-{name}" for name in wanted} <= set(found)
+    lengths = found["m1-seq_len"].series
+    assert [[p.x for p in s.points] for s in lengths if s.tone] == [[512, 2048]] * 2
+    assert [p.x for p in found["m1-latency"].series[0].points] == [1, 4]
+    assert [p.x for p in found["m1-position"].series[0].points] == [1, 2, 3]
+    assert len(found["m1-spread"].categories) >= 4
+    roof = found["m1-roofline"]
+    limit = next(s for s in roof.series if s.reference)
+    points = [p for s in roof.series if not s.reference for p in s.points]
+    assert {"k=3"} <= {p.label for p in points}
+    for point in points:
+        above = next(p.y for p in limit.points if p.x == point.x)
+        assert point.y < above
+    sensors_drawn = {f.title: f.series[0].points for name, f in found.items() if name[0] == "t"}
+    assert sensors_drawn["GPU SM clock over the run"][3].y == 1980
+    assert sensors_drawn["GPU power over the run"][3].y == 420
 
 
 def test_an_edited_metrics_file_is_refused(run_dir: Path, tmp_path: Path) -> None:
