@@ -168,16 +168,12 @@ def _labels(axes: Axes, series: Series) -> None:
     named = sorted((point for point in series.points if point.label), key=lambda point: point.x)
     axes.margins(x=0.12 if named else 0.05)
     for index, point in enumerate(named):
-        y, up, va = (point.low or point.y, -5, "top")
-        if index % 2 == 0:
-            y, up, va = (point.high or point.y, 5, "bottom")
-        place: dict[str, Any] = {
-            "xytext": (0, up),
-            "textcoords": "offset points",
-            "ha": "center",
-            "va": va,
-        }
-        axes.annotate(point.label, (point.x, y), fontsize=8.5, **place)
+        high = index % 2 == 0
+        y = (point.high if high else point.low) or point.y
+        at: dict[str, Any] = {"xytext": (0, 5 if high else -5), "va": "bottom" if high else "top"}
+        axes.annotate(
+            point.label, (point.x, y), textcoords="offset points", ha="center", fontsize=8.5, **at
+        )
 
 
 def _bars(axes: Axes, figure: Figure) -> None:
