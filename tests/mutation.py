@@ -374,6 +374,7 @@ class InSession:
         self._functions: dict[tuple[str, str, int], list[FunctionType]] = {}
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        gc.unfreeze()  # what the suite's conftest froze is not listed
         for thing in gc.get_objects():
             if isinstance(thing, FunctionType):
                 code = thing.__code__
