@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,23 @@ def test_scripts_are_valid_bash(path: Path) -> None:
     for step in steps(path):
         if "run" in step:
             subprocess.run([bash, "-n"], input=step["run"], text=True, check=True)
+
+
+def zizmor(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).parent / "zizmor"), "--offline", "--quiet", "--no-config"]
+    return subprocess.run([*command, "."], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_zizmor_finds_nothing_here_and_what_is_planted(tmp_path: Path) -> None:
+    for path in FILES:
+        copy = tmp_path / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(path.read_text())
+    clean = zizmor(tmp_path)
+    assert clean.returncode == 0, clean.stdout + clean.stderr
+    action = tmp_path / "action.yml"
+    action.write_text(re.sub(r"@[0-9a-f]{40} # (v\d+)", r"@\1 #", action.read_text()))
+    assert "unpinned-uses" in zizmor(tmp_path).stdout
 
 
 def verdict_script() -> str:
