@@ -37,7 +37,7 @@ def list_claims(ledger: LedgerOption = DEFAULT_LEDGER, as_json: JsonOption = Fal
         print_json({"schema_version": 1, "claims": [_document(claim) for claim in claims]})
         return
     for claim in claims:
-        typer.echo(f"{claim.id}: {claim.status}: {claim.model}: {claim.text()}")
+        typer.echo(_line(claim))
 
 
 @app.command("show")
@@ -51,7 +51,7 @@ def show(
     if as_json:
         print_json({"schema_version": 1, "claim": _document(claim)})
         return
-    typer.echo(f"{claim.id}: {claim.status}: {claim.model}: {claim.text()}")
+    typer.echo(_line(claim))
     typer.echo(f"source: {claim.source.who}, {claim.source.title}")
     typer.echo(f"not stated: {', '.join(claim.unknown) or 'nothing'}")
     for item in claim.evidence:
@@ -151,8 +151,14 @@ def _document(claim: Claim) -> dict[str, object]:
     return body | {"text": claim.text(), "unknown": list(claim.unknown)}
 
 
+def _line(claim: Claim) -> str:
+    from finalbench.report.phrases import STATUS_WORDS
+
+    return f"{claim.id}: {STATUS_WORDS[claim.status]}: {claim.model}: {claim.text()}"
+
+
 def _tell(claim: Claim, *, as_json: bool) -> None:
     if as_json:
         print_json({"schema_version": 1, "claim": _document(claim)})
     else:
-        typer.echo(f"{claim.id}: {claim.status}: {claim.text()}")
+        typer.echo(_line(claim))

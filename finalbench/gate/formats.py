@@ -51,6 +51,9 @@ def to_markdown(result: GateResult) -> str:
         "",
         *(f"- {_escape(reason)}" for reason in result.reasons),
     ]
+    cautions = [w for c in result.cells for w in c.caution.split(", ") if w]
+    if cautions:
+        lines += ["", f"Rows here are: {', '.join(dict.fromkeys(cautions))}."]
     rows = [("gated", c) for c in result.cells]
     rows += [("anchor", c) for c in result.anchor]
     rows += [("exploratory", c) for c in result.exploratory]
