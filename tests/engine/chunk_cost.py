@@ -22,7 +22,7 @@ from typing import Any
 
 from fake_engine import FakeEngine
 from serving import Running, running, wait_until
-from tiny import write_tokenizer
+from tiny import TEXT, write_tokenizer
 from vkengine.output import Output
 from vkengine.tokenizer import Tokenizer
 
@@ -106,8 +106,9 @@ def cpu_s(name: str) -> float:
 def measure(folder: Path, *, pace_s: float, chunks: int, pairs: int) -> list[Pair]:
     """`pairs` times `chunks` of each; `folder` takes a tokenizer."""
     write_tokenizer(folder)
-    engine = PacedEngine(max_model_len=MANY)
-    with running(engine, Tokenizer(folder)) as server, _bare(server) as waker, _stream(server):
+    tokenizer = Tokenizer(folder)
+    engine = PacedEngine(max_model_len=MANY, script=tokenizer.encode(TEXT))
+    with running(engine, tokenizer) as server, _bare(server) as waker, _stream(server):
 
         def cost_us(source: Any, thread: str, count: int) -> float:
             def spent_s() -> float:
@@ -119,25 +120,29 @@ def measure(folder: Path, *, pace_s: float, chunks: int, pairs: int) -> list[Pai
                 time.sleep(pace_s)
             return (spent_s() - before) / count * 1e6
 
-        def bare_us(count: int) -> float:
+        def bare(count: int) -> float:
             return cost_us(waker, "bare-waker", count)
 
-        def ours_us(count: int) -> float:
+        def ours(count: int) -> float:
             return cost_us(engine, "vk-engine", count)
 
-        bare_us(10), ours_us(10)
+        bare(10), ours(10)
         found = []
         for turn in range(pairs):
             if turn % 2:
-                ours = ours_us(chunks)
-                found.append(Pair(bare_us(chunks), ours))
+                first = ours(chunks)
+                found.append(Pair(bare(chunks), first))
             else:
-                found.append(Pair(bare_us(chunks), ours_us(chunks)))
+                found.append(Pair(bare(chunks), ours(chunks)))
         return found
 
 
 def added_us(pairs: list[Pair]) -> float:
     return statistics.median(pair.added_us for pair in pairs)
+
+
+def bare_us(pairs: list[Pair]) -> float:
+    return statistics.median(pair.bare_us for pair in pairs)
 
 
 @contextlib.contextmanager
@@ -199,7 +204,7 @@ def main() -> int:
     for pace_ms, chunks, pairs in ((0.5, 400, 20), (2.0, 150, 20), (14.0, 40, 20)):
         with tempfile.TemporaryDirectory() as folder:
             found = measure(Path(folder), pace_s=pace_ms / 1e3, chunks=chunks, pairs=pairs)
-        bare = statistics.median(p.bare_us for p in found)
+        bare = bare_us(found)
         ours = statistics.median(p.ours_us for p in found)
         low, _, high = statistics.quantiles((p.added_us for p in found), n=4)
         sys.stdout.write(

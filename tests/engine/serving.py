@@ -95,13 +95,22 @@ def open_request(server: Running, **body: object) -> socket.socket:
 
 @contextlib.contextmanager
 def running(
-    engine: Any, tokenizer: Any = None, *, limits: Limits | None = None, **options: Any
+    engine: Any,
+    tokenizer: Any = None,
+    *,
+    limits: Limits | None = None,
+    http: Any = Connection,
+    send_buffer: int | None = None,
+    **options: Any,
 ) -> Iterator[Running]:
+    """`send_buffer`: bytes that wait in the kernel for a client that does not read."""
     sock = bind("127.0.0.1", 0)
+    if send_buffer is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     sock.listen(512)
     app = create_app(engine, tokenizer, limits=limits, **options)
     options_of = {"log_config": None, "access_log": False, "timeout_graceful_shutdown": 2}
-    config = uvicorn.Config(app, http=Connection, **options_of)
+    config = uvicorn.Config(app, http=http, **options_of)
     server = _Server(config)
     thread = threading.Thread(target=run_loop, args=(server, sock), name="test-server")
     port = sock.getsockname()[1]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_engine import FakeEngine
@@ -17,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving import Running, open_request, running, wait_until
 from tiny import write_tokenizer
 from vkengine.server.app import Limits
+from vkengine.server.connection import Connection
 from vkengine.tokenizer import Tokenizer
 
 
@@ -277,3 +279,20 @@ def test_closing_ends_open_streams_and_the_engine(tokenizer: Tokenizer) -> None:
     client.close()
     assert b'"code": 503' in received
     assert b"data: [DONE]" in received
+
+
+@pytest.mark.parametrize("http", [Connection, "httptools"])
+def test_a_slow_reader_gets_every_chunk_once(tokenizer: Tokenizer, http: Any) -> None:
+    """Past uvicorn's own send (our connection) and through it: what does not fit waits."""
+    ids = [1 + i % 300 for i in range(20_000)]
+    engine = FakeEngine(max_model_len=len(ids) + 10, per_step=40, script=ids)
+    with running(engine, tokenizer, http=http, send_buffer=4096) as server:
+        body = {"prompt": [5], "ignore_eos": True, "stream": True, "return_token_ids": True}
+        client = open_request(server, **body, max_tokens=len(ids))
+        wait_until(lambda: engine.admitted and not engine.requests)
+        received = b""
+        while not received.endswith(b"0\r\n\r\n"):
+            received += client.recv(65536)
+        client.close()
+    events = [json.loads(event) for event in re.findall(rb"data: ({.*})\n", received)]
+    assert [i for event in events for i in event["choices"][0]["token_ids"]] == ids

@@ -24,17 +24,23 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         scope: Any = self.scope
-        scope["extensions"] = {_EXTENSION: self.send_chunk}
+        scope["extensions"] = {_EXTENSION: self._chunk_sender}
 
-    def send_chunk(self, body: bytes) -> bool:
-        """Writes one chunk of the answer whose head is out. False: the client reads too slowly,
-        nothing was written, and an ASGI send must wait for it."""
-        if self.flow.write_paused or self.transport.is_closing():
-            return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-        return True
+    def _chunk_sender(self) -> Callable[[bytes], bool]:
+        flow, closing, write = self.flow, self.transport.is_closing, self.transport.write
+
+        def send_chunk(body: bytes) -> bool:
+            if flow.write_paused or closing():
+                return False
+            write(b"%x\r\n%b\r\n" % (len(body), body))
+            return True
+
+        return send_chunk
 
 
 def chunk_sender(scope: Scope) -> Callable[[bytes], bool] | None:
-    """`send_chunk` of the request's connection; None under another server than ours."""
-    return (scope.get("extensions") or {}).get(_EXTENSION)
+    """A function that writes one chunk of the answer whose head is out; None under another server
+    than ours. False: the client reads too slowly, nothing was written, and an ASGI send must wait.
+    """
+    make = (scope.get("extensions") or {}).get(_EXTENSION)
+    return make() if make is not None else None

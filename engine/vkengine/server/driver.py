@@ -57,6 +57,7 @@ class Driver:
         self._waiting: deque[Job] = deque()
         self._aborts: list[str] = []
         self._running: dict[str, Job] = {}  # touched by the engine's thread alone
+        self._may_be_cut: set[str] = set()  # which of those
         self._jobs: dict[str, Job] = {}  # touched by the event loop alone
         self._closing = False
         self._closed = False
@@ -149,6 +150,7 @@ class Driver:
                 gone = set(aborts)
                 self._waiting = deque(j for j in self._waiting if j.request_id not in gone)
         for request_id in aborts:
+            self._may_be_cut.discard(request_id)
             if self._running.pop(request_id, None) is not None:
                 self.engine.abort(request_id)
         self._admit()
@@ -175,6 +177,8 @@ class Driver:
                 continue
             job.admitted_s = time.monotonic()
             self._running[job.request_id] = job
+            if job.may_be_cut:
+                self._may_be_cut.add(job.request_id)
             self._take(job)
 
     def _take(self, job: Job) -> None:
@@ -190,7 +194,8 @@ class Driver:
         for output in outputs:
             if output.finish_reason is not None:
                 self._running.pop(output.request_id, None)
-            elif (job := self._running.get(output.request_id)) is not None and job.may_be_cut:
+                self._may_be_cut.discard(output.request_id)
+            elif output.request_id in self._may_be_cut:
                 output.stats = self.engine.progress(output.request_id)
         if outputs:
             self._post(self._deliver, outputs, now_s)

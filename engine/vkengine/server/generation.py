@@ -7,7 +7,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from .driver import Driver, Job
 from .errors import ApiError
@@ -20,22 +20,13 @@ if TYPE_CHECKING:
 
     from .metrics import Metrics
 
+Direct = Callable[["Delta"], bool]
+Write = Callable[[bytes], bool]
 _serial = itertools.count()
 
 
 class ClientGone(Exception):
     """The client closed the connection; nobody waits for an answer."""
-
-
-class Direct(Protocol):
-    """Sends without the task that waits in `Generation.deltas`."""
-
-    @property
-    def at_once(self) -> Callable[[Choice, str, list[int]], None] | None: ...
-
-    def send(self, delta: Delta) -> bool:
-        """False: it could not be sent now."""
-        ...
 
 
 class _NoText:
@@ -78,6 +69,8 @@ class Choice:
     stats: Any = None
     last_s: float | None = None
     done: bool = False
+    #: Renders text and ids of a choice that has started; None where a chunk may hold more.
+    plain_chunk: Callable[[str, list[int]], bytes] | None = None
     job: Job = field(init=False)
 
     def on_output(self, output: Output, now_s: float) -> None:
@@ -85,20 +78,23 @@ class Choice:
         if self.done:
             return
         finish, ids = output.finish_reason, output.token_ids
+        write = generation.write
         if (
-            generation.at_once is not None
+            write is not None
+            and self.plain_chunk is not None
+            and self.last_s is not None
             and finish is None
             and ids
-            and not self.job.may_be_cut
-            and output.prompt_logprobs is None
         ):
             # Most chunks of most streams: as few calls as can be, for each of them costs
             # microseconds where other work has emptied the caches since the last one.
-            generation.metrics.on_tokens(self, len(ids), now_s)
-            self.token_count += len(ids)
+            generation.metrics.on_step(now_s - self.last_s, len(ids))
+            self.last_s = now_s
             push = self.detokenizer.push
             text = push(ids[0]) if len(ids) == 1 else "".join(map(push, ids))
-            generation.at_once(self, text, ids)
+            body = self.plain_chunk(text, ids)
+            if not write(body):
+                generation.queue(Delta(self, text, ids, rendered=body))
             return
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
@@ -163,8 +159,7 @@ class Generation:
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._direct: Direct | None = None
-        #: Shows a choice's text and ids without a `Delta`; set where the answer holds no more.
-        self.at_once: Callable[[Choice, str, list[int]], None] | None = None
+        self.write: Write | None = None  # set while nothing waits to be sent first
         self._open = 0
 
     def add(
@@ -201,13 +196,13 @@ class Generation:
     def deliver(self, delta: Delta) -> None:
         if delta.finish_reason is not None:
             self._open -= 1
-        elif self._direct is not None and self._direct.send(delta):
+        elif self._direct is not None and self._direct(delta):
             return
         self.queue(delta)
 
     def queue(self, delta: Delta) -> None:
         """Leaves it to the task that waits in `deltas`."""
-        self._direct = self.at_once = None  # what waits here goes out first
+        self._direct = self.write = None  # what waits here goes out first
         self._deltas.append(delta)
         self._notify()
 
@@ -225,11 +220,12 @@ class Generation:
                 self.metrics.on_abort(choice)
                 self.driver.abort(choice.request_id)
 
-    async def deltas(self, direct: Direct | None = None) -> list[Delta]:
+    async def deltas(self, direct: Direct | None = None, write: Write | None = None) -> list[Delta]:
         """Everything new, at least one; empty when all choices are done.
 
-        While it waits, `direct` may take what finishes nothing: the task need not be woken for it.
-        Raises ApiError, or ClientGone after `fail(ClientGone())`.
+        While it waits, `direct` may take a delta that finishes nothing and `write` a plain chunk,
+        each answering True: the task need not be woken for it. Raises ApiError, or ClientGone after
+        `fail(ClientGone())`.
         """
         while not self._deltas:
             if self._error is not None:
@@ -238,12 +234,12 @@ class Generation:
                 return []
             self._waiter = asyncio.get_running_loop().create_future()
             self._direct = direct
-            self.at_once = direct.at_once if direct is not None else None
+            self.write = write
             try:
                 await self._waiter
             except asyncio.CancelledError:  # uvicorn's, when the time to finish is over
                 raise ApiError(503, "the server is shutting down", retry_after_s=5) from None
-        self._direct = self.at_once = None
+        self._direct = self.write = None
         fresh = list(self._deltas)
         self._deltas.clear()
         return fresh

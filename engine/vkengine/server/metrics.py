@@ -22,7 +22,7 @@ SPECULATIVE = (
     "spec_decode_num_accepted_tokens",
     "spec_decode_num_accepted_tokens_per_pos",
 )
-_MANY = 256  # steps sorted into buckets at once
+_MANY = 256  # steps sorted at once
 _GAUGES = frozenset({"kv_cache_usage_perc"})
 
 
@@ -51,25 +51,29 @@ class Metrics:
     def __init__(self, model_name: str) -> None:
         self._labels = f'model_name="{_escaped(model_name)}",engine="0"'
         self.prompt_tokens = 0
-        self.generation_tokens = 0
         self.finished: Counter[str] = Counter()
         self.aborted = 0
         self.first_token = Histogram(_LONG_S)
         self.between_tokens = Histogram(_SHORT_S)
         self.whole_request = Histogram(_LONG_S)
         self.in_queue = Histogram(_SHORT_S)
-        self._steps: list[tuple[float, int]] = []  # (seconds, tokens), not yet in the histogram
+        #: (seconds, tokens) of what came after a first chunk, still to be sorted into buckets.
+        self._steps: list[tuple[float, int]] = []
+        self._tokens = 0
 
     def on_tokens(self, choice: Choice, count: int, now_s: float) -> None:
-        """Called for each chunk, so it only notes; sorting into buckets is left for later."""
-        self.generation_tokens += count
         if choice.last_s is None:
+            self._tokens += count
             self._on_first(choice, now_s)
         else:
-            self._steps.append((now_s - choice.last_s, count))
-            if len(self._steps) == _MANY:
-                self._sort()
+            self.on_step(now_s - choice.last_s, count)
         choice.last_s = now_s
+
+    def on_step(self, seconds: float, count: int) -> None:
+        """Called for each chunk, so it only notes."""
+        self._steps.append((seconds, count))
+        if len(self._steps) >= _MANY:
+            self._sort()
 
     def _on_first(self, choice: Choice, now_s: float) -> None:
         job = choice.job
@@ -85,9 +89,15 @@ class Metrics:
     def on_abort(self, _choice: Choice) -> None:
         self.aborted += 1
 
+    @property
+    def generation_tokens(self) -> int:
+        self._sort()
+        return self._tokens
+
     def _sort(self) -> None:
         steps, self._steps = self._steps, []
         for seconds, count in steps:
+            self._tokens += count
             self.between_tokens.observe(seconds / count, count)
 
     def render(self, driver: Driver) -> str:

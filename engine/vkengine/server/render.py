@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +89,14 @@ class Renderer:
         track, options = self._tracks[delta.choice.index], self.options
         if options.discard_output:
             delta.text, delta.token_ids, delta.logprobs = "", [], None
-        body = self._body(delta.choice, delta.text, delta.token_ids)
+        track.token_count += len(delta.token_ids)
+        if track.started:
+            body = f"{track.before}{quote(delta.text)}{self.after}"
+        else:
+            track.started = True
+            body = self._opening(delta.choice, delta.text, track)
+        if options.token_ids:
+            body += f',"token_ids":{ids_json(delta.token_ids)}'
         logprobs = self._logprobs_json(delta, track) if options.logprobs else "null"
         if delta.finish_reason is None:
             body += f',"logprobs":{logprobs},"finish_reason":null}}]'
@@ -101,29 +108,25 @@ class Renderer:
             body += f',"usage":{json.dumps(self.usage())}'
         return (body + "}\n\n").encode()
 
-    @property
-    def plain(self) -> bool:
-        """Whether chunks hold text and ids alone, so that `plain_chunk` makes them."""
+    def plain_chunk(self, choice: Choice) -> Callable[[str, list[int]], bytes] | None:
+        """`chunk` for text and ids of a started choice; None where chunks may hold more."""
         options = self.options
-        return not (options.logprobs or options.usage_always or options.discard_output)
-
-    def plain_chunk(self, choice: Choice, text: str, token_ids: list[int]) -> bytes:
-        """`chunk` where nothing ends."""
-        body = self._body(choice, text, token_ids)
-        return f'{body},"logprobs":null,"finish_reason":null}}]}}\n\n'.encode()
-
-    def _body(self, choice: Choice, text: str, token_ids: list[int]) -> str:
-        """An event up to its token ids."""
+        if options.logprobs or options.usage_always or options.discard_output:
+            return None
         track = self._tracks[choice.index]
-        track.token_count += len(token_ids)
-        if track.started:
-            body = f"{track.before}{quote(text)}{self.after}"
-        else:
-            track.started = True
-            body = self._opening(choice, text, track)
-        if self.options.token_ids:
-            body += f',"token_ids":{ids_json(token_ids)}'
-        return body
+        before, after = track.before, self.after
+        end = ',"logprobs":null,"finish_reason":null}]}\n\n'
+
+        def with_ids(text: str, token_ids: list[int]) -> bytes:
+            track.token_count += len(token_ids)
+            ids = token_ids[0] if len(token_ids) == 1 else ",".join(map(str, token_ids))
+            return f'{before}{quote(text)}{after},"token_ids":[{ids}]{end}'.encode()
+
+        def without_ids(text: str, token_ids: list[int]) -> bytes:
+            track.token_count += len(token_ids)
+            return f"{before}{quote(text)}{after}{end}".encode()
+
+        return with_ids if options.token_ids else without_ids
 
     def last_chunk(self) -> bytes:
         """The usage event, when asked for, and the end of the stream."""
@@ -224,7 +227,7 @@ class Renderer:
 
 
 def ids_json(token_ids: Sequence[int]) -> str:
-    return f"[{token_ids[0]}]" if len(token_ids) == 1 else f"[{','.join(map(str, token_ids))}]"
+    return f"[{','.join(map(str, token_ids))}]"
 
 
 def _score(entry: TokenLogprobs, with_logits: bool) -> dict[str, dict[str, float]]:

@@ -13,13 +13,13 @@ from starlette.responses import JSONResponse
 
 from .connection import chunk_sender
 from .errors import ApiError
-from .generation import ClientGone, Delta
+from .generation import ClientGone
 from .render import DONE
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from .generation import Choice, Generation
+    from .generation import Delta, Generation
     from .render import Renderer
 
 _HEADERS = [
@@ -66,41 +66,27 @@ class Answer:
         return self._renderer.answer()
 
     async def _send_events(self, send: Send, now: Callable[[bytes], bool] | None) -> None:
-        direct = _Direct(self._generation, self._renderer, now or partial(_sent_at_once, send))
+        write = now or partial(_sent_at_once, send)
         deltas = await self._generation.deltas()
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         chunk = self._renderer.chunk
+        for choice in self._generation.choices:
+            if not choice.job.may_be_cut:
+                choice.plain_chunk = self._renderer.plain_chunk(choice)
+
+        def direct(delta: Delta) -> bool:
+            delta.rendered = body = chunk(delta)
+            return write(body)
+
         try:
             while deltas:
                 body = b"".join([delta.rendered or chunk(delta) for delta in deltas])
                 await send({"type": "http.response.body", "body": body, "more_body": True})
-                deltas = await self._generation.deltas(direct)
+                deltas = await self._generation.deltas(direct, write)
             body = self._renderer.last_chunk()
         except ApiError as error:
             body = b"data: " + json.dumps(error.body()).encode() + b"\n\n" + DONE
         await send({"type": "http.response.body", "body": body})
-
-
-class _Direct:
-    """Renders and writes in the call that brings a step's output; see `Generation.deltas`."""
-
-    def __init__(
-        self, generation: Generation, renderer: Renderer, write: Callable[[bytes], bool]
-    ) -> None:
-        self._chunk = renderer.chunk
-        self._write = write
-        plain_chunk = renderer.plain_chunk
-
-        def at_once(choice: Choice, text: str, token_ids: list[int]) -> None:
-            body = plain_chunk(choice, text, token_ids)
-            if not write(body):
-                generation.queue(Delta(choice, text, token_ids, rendered=body))
-
-        self.at_once = at_once if renderer.plain else None
-
-    def send(self, delta: Delta) -> bool:
-        delta.rendered = body = self._chunk(delta)
-        return self._write(body)
 
 
 def _sent_at_once(send: Send, body: bytes) -> bool:
