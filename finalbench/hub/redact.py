@@ -128,12 +128,21 @@ _SHAPE = {name: re.compile(pattern) for name, pattern in _SHAPES.items()}
 
 
 def scrub(text: str, values: Iterable[str] = ()) -> str:
-    """Free text with every known shape, and every one of `values`, taken out."""
-    for value in values:
-        text = text.replace(value, REMOVED)
-    for pattern in _SHAPE.values():
-        text = pattern.sub(REMOVED, text)
-    return _NAMED.sub(lambda m: f"{m['name']}{m['sign']}{REMOVED}", text)
+    """Free text with every known shape, and every one of `values`, taken out.
+
+    All are looked for in the text as it is: one taken out first could break another's shape.
+    """
+    found = [m.span() for value in values for m in re.finditer(re.escape(value), text)]
+    found += [m.span() for pattern in _SHAPE.values() for m in pattern.finditer(text)]
+    found += [m.span("value") for m in _NAMED.finditer(text)]
+    if not found:
+        return text
+    parts, end = [], 0
+    for start, stop in sorted(found):
+        if start >= end:
+            parts += [text[end:start], REMOVED]
+        end = max(end, stop)
+    return "".join(parts) + text[end:]
 
 
 def scrub_command(words: Iterable[str], values: Iterable[str] = ()) -> list[str]:

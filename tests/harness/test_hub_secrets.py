@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import report_runs as runs
+import zstandard
 
 from finalbench.bundle import seal, verify
 from finalbench.errors import BundleBroken
 from finalbench.hub import find_secrets, plan_upload, scrub, scrub_command, scrub_document
 from finalbench.hub.publishable import readable, refuse_secrets
-from finalbench.record import ServerRecord
+from finalbench.record import PromptRecord, ServerRecord
 
 # Made-up values in the shapes of real ones, put together here so that no scanner trips over them.
 BODY = "Zq7" * 14
@@ -64,6 +65,13 @@ def test_every_shape_is_found_and_removed(name: str) -> None:
     assert cleaned.startswith("before ") and cleaned.endswith(" after")
 
 
+def test_one_secret_inside_another_leaves_nothing_of_it() -> None:
+    token = SECRETS["hugging face"]
+    cleaned = scrub(f"401 for {token}, key={token}!", (token[9:17], token[3:12]))
+    assert cleaned == "401 for <removed>, key=<removed>!"
+    assert scrub(cleaned) == cleaned
+
+
 @pytest.mark.parametrize("text", HARMLESS)
 def test_harmless_words_stay(text: str) -> None:
     assert list(find_secrets(text)) == []
@@ -98,7 +106,7 @@ def test_a_document_is_cleaned_by_name_and_by_shape() -> None:
 
 
 def planted(root: Path) -> Path:
-    """A sealed run with secrets in its arguments, settings, log, and environment."""
+    """A sealed run with secrets in all it holds: arguments, settings, log, errors, prompts."""
     path = runs.make_run(root, runs.scenario("workload.requests=2"))
     lines = (path / "servers.jsonl").read_text().splitlines()
     server = ServerRecord.model_validate_json(lines[0])
@@ -113,6 +121,24 @@ def planted(root: Path) -> Path:
     run["provenance"]["environment"]["COOKIE"] = BODY[:20]
     run["rolls"][0]["command"] += ["--password", BODY[:20]]
     (path / "run.json").write_text(json.dumps(run, indent=1) + "\n")
+    journal = path / "requests.jsonl.zst"
+    first, *rest = readable(journal.name, journal.read_bytes()).splitlines(keepends=True)
+    request = json.loads(first) | {
+        "error": f"401 for {SECRETS['hugging face']}",
+        "domain": f"chat {SECRETS['github']}",
+    }
+    lines = [json.dumps(request) + "\n", *rest]
+    pack = zstandard.ZstdCompressor().compress
+    journal.write_bytes(b"".join(pack(line.encode()) for line in lines))
+    prompt = PromptRecord(
+        seq_len=4,
+        index=0,
+        warmup=True,
+        domain=f"code {SECRETS['slack']}",
+        digest="ab" * 32,
+        token_ids=(1, 2, 3, 4),
+    )
+    (path / "prompts.jsonl.zst").write_bytes(pack(prompt.model_dump_json().encode() + b"\n"))
     (path / "logs").mkdir(exist_ok=True)
     (path / "logs" / "server.log").write_text(
         f"GET /v1/models\n{SECRETS['cookie']}\nLAB_PASS is in use: {BODY[20:36]}\ntokenizer ok\n"
@@ -128,7 +154,10 @@ def test_planted_secrets_never_reach_an_upload(tmp_path: Path) -> None:
     everything = "\n".join(readable(name, data) for name, data in upload.files().items())
     assert BODY[:12] not in everything
     assert BODY[20:36] not in everything
+    assert "1234567890-" not in everything  # of the prompt's domain
     assert "tokenizer ok" in everything
+    prompts = f"runs/{upload.run_id}/prompts.jsonl.zst"
+    assert '"domain":"code <removed>"' in readable(prompts, upload.own[prompts])
     assert any("sealed anew" in note for note in upload.notes)
     assert {p.name: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
 
