@@ -140,7 +140,7 @@ def end_daemon(process: subprocess.Popen[bytes], root: Path) -> None:
     """End it and what it started, unmount what it left, delete its folder."""
     process.send_signal(signal.SIGTERM)
     try:
-        process.wait(30)
+        process.wait(3)  # its containers are gone, and its data goes too: nothing to wait for
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait(10)
