@@ -144,7 +144,9 @@ def _ceiling(streams: int) -> Check:
         text += f"; at half of that {late:.2f} ms late at the 99th percentile"
     if drain is not None:
         text += f"; a burst of {found.burst_streams} drains in {drain:.1f} ms"
-    numbers = {k: float(v) for k, v in found.as_dict().items() if v is not None}
+    if found.waited_share is not None:
+        text += f"; it waited for a core {found.waited_share:.0%} of the time, {found.scheduling}"
+    numbers = {k: float(v) for k, v in found.as_dict().items() if isinstance(v, float | int)}
     slow = found.chunks_per_s < _FLOORS.get(streams, 0.0)
     if slow or (late is not None and late > _LATE_MS):
         floor = f"{_FLOORS[streams]:,.0f} chunks/s and " if streams in _FLOORS else ""

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass
 from finalbench.client.connection import Clock
 from finalbench.client.http import StreamClient
 from finalbench.client.load import run_cell
-from finalbench.client.schedule import NS, Job, Load, Outcome
+from finalbench.client.schedule import NS, CellRun, Job, Load, Outcome
 from finalbench.client.stream import encode_body
+from finalbench.client.turn import Scheduling
 from finalbench.errors import EnvironmentMissing
 from finalbench.runtime.asking import asking
 from finalbench.testing.launch import toy
@@ -32,7 +33,8 @@ class Ceiling:
     `added_p50_ms`, `added_p99_ms`: from the server writing a chunk to the client's time stamp, at
     half of `chunks_per_s`. `burst_drain_ms`: from the first chunk written to the last one read
     when `burst_streams` streams step at the same moment; median over the bursts.
-    None where too little was seen.
+    None where too little was seen. `waited_share`: of the time at half load, how much the client
+    waited for a core that others had; `scheduling`: whether it may take one from them.
     """
 
     tokens_per_chunk: int
@@ -44,8 +46,10 @@ class Ceiling:
     burst_streams: int
     burst_drain_ms: float | None
     seconds: float
+    waited_share: float | None = None
+    scheduling: Scheduling = "shared"
 
-    def as_dict(self) -> dict[str, float | int | None]:
+    def as_dict(self) -> dict[str, float | int | str | None]:
         return asdict(self)
 
 
@@ -94,36 +98,36 @@ async def measure(
     chunking = f"tokens_per_chunk={tokens_per_chunk},stamp=true"
     with toy(f"fast,{chunking}") as server, asking(server.base_url, timeout_s=30.0) as http:
 
-        async def run(behaviour: str, count: int) -> list[Outcome]:
+        async def run(behaviour: str, count: int) -> CellRun:
             http.post(f"{server.base_url}/toy/behaviour", content=behaviour).raise_for_status()
             async with StreamClient(clock) as client:
                 load = Load(concurrency=count, time_limit_s=seconds)
-                return list(
-                    (
-                        await run_cell(client, server.base_url, _jobs(count, prompt_tokens), load)
-                    ).outcomes
-                )
+                return await run_cell(client, server.base_url, _jobs(count, prompt_tokens), load)
 
-        top = chunk_rate(await run(f"fast,{chunking}", streams))
+        top = chunk_rate((await run(f"fast,{chunking}", streams)).outcomes)
         if top <= 0:
             raise EnvironmentMissing(f"no chunk of {streams} streams arrived within {seconds:g} s")
         # Streams step at their own times: each starts with a delay of its own.
         step_ms = 2000.0 * streams / top
         half = await run(f"ok,{chunking},step_ms={step_ms:.4f},jitter=0.9", streams)
-        added = sorted(added_ns(half))
+        added = sorted(added_ns(half.outcomes))
         burst_ms = max(50.0, 4000.0 * burst / top)
         bursts = await run(f"ok,{chunking},step_ms={burst_ms:.1f},sync=true", burst)
-        drains = sorted(drain_times_ns(bursts, burst))
+        drains = sorted(drain_times_ns(bursts.outcomes, burst))
     return Ceiling(
         tokens_per_chunk=tokens_per_chunk,
         streams=streams,
         chunks_per_s=top,
-        half_load_chunks_per_s=chunk_rate(half),
+        half_load_chunks_per_s=chunk_rate(half.outcomes),
         added_p50_ms=_milliseconds(added, 0.5),
         added_p99_ms=_milliseconds(added, 0.99),
         burst_streams=burst,
         burst_drain_ms=_milliseconds(drains, 0.5),
         seconds=seconds,
+        waited_share=None
+        if half.waited_ns is None
+        else half.waited_ns / max(1, half.ended_ns - half.started_ns),
+        scheduling=half.scheduling,
     )
 
 

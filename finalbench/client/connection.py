@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection for timed streams: time stamps at the socket read, no decoding.
+"""One HTTP/1.1 connection for timed streams: time stamps of arrival, no decoding.
 
 A response is kept as raw pieces with one stamp each; `stream.interpret` reads them afterwards.
 """
@@ -9,6 +9,7 @@ import asyncio
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from finalbench.client.sse import Dechunker, FramingError
 
@@ -20,9 +21,9 @@ _MAX_HEAD = 65536
 class Transfer:
     """One exchange as it came off the wire. Times in ns of the client's clock.
 
-    `connect_ns` is how long opening the connection took, None on a pooled one. `stamps[i]` belongs
-    to `pieces[i]`, the body bytes of one socket read. `error` says why the exchange broke off;
-    `cut` is the status the harness gave it when it ended the exchange itself.
+    `connect_ns` is how long opening the connection took, None on a pooled one. `stamps[i]` says
+    when the last byte of `pieces[i]` arrived, the body bytes of one socket read. `error` says why
+    the exchange broke off; `cut` is the status the harness gave it when it ended it itself.
     """
 
     sent_ns: int = 0
@@ -39,12 +40,22 @@ class Transfer:
         return b"".join(self.pieces)
 
 
+class Wire(Protocol):
+    """What is written to; asyncio's transports, or one that stamps by the kernel's clock."""
+
+    def write(self, data: bytes, /) -> None: ...
+
+    def is_closing(self) -> bool: ...
+
+    def abort(self) -> None: ...
+
+
 class Connection(asyncio.Protocol):
     """One connection, one exchange at a time."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.transport: asyncio.Transport | None = None
+        self.transport: Wire | None = None
         self.transfer: Transfer | None = None
         self.finished: asyncio.Future[None] | None = None
         self.reusable = True
@@ -76,7 +87,11 @@ class Connection(asyncio.Protocol):
         return self.finished
 
     def data_received(self, data: bytes) -> None:
-        now = self.clock()
+        """From asyncio, which knows no time but that of its reading."""
+        self.received(data, self.clock())
+
+    def received(self, data: bytes, now: int) -> None:
+        """What one read gave, and when it arrived."""
         transfer = self.transfer
         if transfer is None:
             self.reusable = False

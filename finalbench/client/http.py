@@ -7,6 +7,7 @@ import ssl
 import time
 from urllib.parse import SplitResult, urlsplit
 
+from finalbench.client.arrival import ArrivalTransport, connect
 from finalbench.client.connection import Clock, Connection, Transfer
 
 
@@ -56,12 +57,15 @@ class StreamClient:
 
     async def _open(self, key: tuple[str, int, bool]) -> Connection:
         host, port, secure = key
-        loop = asyncio.get_running_loop()
-        context = ssl.create_default_context() if secure else None
         async with asyncio.timeout(self.connect_timeout_s):
-            _, connection = await loop.create_connection(
-                lambda: Connection(self.clock), host, port, ssl=context
-            )
+            if secure:
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: Connection(self.clock), host, port, ssl=ssl.create_default_context()
+                )
+            else:
+                sock = await connect(host, port)
+                connection = Connection(self.clock)
+                connection.transport = ArrivalTransport(sock, connection, self.clock)
         self.connects += 1
         return connection
 

@@ -18,6 +18,7 @@ from finalbench.client.connection import Transfer
 from finalbench.client.http import StreamClient
 from finalbench.client.schedule import MAX_IN_FLIGHT, NS, CellRun, Job, Load, Outcome
 from finalbench.client.stream import interpret, interpret_steps
+from finalbench.client.turn import first_in_line, waited_ns
 
 __all__ = ["MAX_IN_FLIGHT", "CellRun", "Job", "Load", "Outcome", "run_cell"]
 
@@ -160,7 +161,8 @@ async def run_cell(
         await client.connect(base_url, min(load.concurrency, len(jobs)))
     queue = iter(jobs)
     started = client.clock()
-    with _quiet_collector():
+    with _quiet_collector(), first_in_line() as scheduling:
+        waited = waited_ns()
         reader = asyncio.create_task(cell.read())
         reader.add_done_callback(lambda _: cell.end("cancelled", "a result could not be stored"))
         guard = asyncio.create_task(_guard(cell, stop or asyncio.Event(), load.time_limit_s))
@@ -174,6 +176,7 @@ async def run_cell(
             cell.all_sent = True
             cell.more.set()
         await reader
+        waited_after = waited_ns()
     return CellRun(
         outcomes=tuple(sorted(cell.outcomes, key=lambda o: (o.scheduled_ns, o.job.index))),
         started_ns=started,
@@ -182,6 +185,8 @@ async def run_cell(
         unsent=sum(1 for _ in queue),
         connects=client.connects - connects,
         stopped=stop is not None and stop.is_set(),
+        scheduling=scheduling,
+        waited_ns=None if waited is None or waited_after is None else waited_after - waited,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from finalbench.client.stream import StreamResult
+from finalbench.client.turn import Scheduling
 from finalbench.errors import UsageError
 
 MAX_IN_FLIGHT = 1024
@@ -73,7 +74,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class CellRun:
-    """All of a cell. `outcomes` in order of scheduled time; `unsent` jobs were never scheduled."""
+    """All of a cell. `outcomes` in order of scheduled time; `unsent` jobs were never scheduled.
+
+    `waited_ns`: how long the client waited for a core meanwhile; None where that is not told.
+    """
 
     outcomes: tuple[Outcome, ...]
     started_ns: int
@@ -82,6 +86,8 @@ class CellRun:
     unsent: int
     connects: int
     stopped: bool
+    scheduling: Scheduling = "shared"
+    waited_ns: int | None = None
 
     def count(self, status: str) -> int:
         return sum(1 for outcome in self.outcomes if outcome.result.status == status)

@@ -268,6 +268,8 @@ class ClientCeiling(Frozen):
     added_p50_ms: float | None
     added_p99_ms: float | None
     reason: str | None = None
+    waited_share: float | None = None  # of that time, spent waiting for a core
+    scheduling: Literal["real-time", "shared"] | None = None
 
 
 class Classes(Frozen):

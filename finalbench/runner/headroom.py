@@ -35,4 +35,6 @@ def _ceiling(streams: int) -> ClientCeiling:
         chunks_per_s=found.chunks_per_s,
         added_p50_ms=found.added_p50_ms,
         added_p99_ms=found.added_p99_ms,
+        waited_share=found.waited_share,
+        scheduling=found.scheduling,
     )
