@@ -1,13 +1,15 @@
 """Command lines, words and read-back of servers of other projects, without starting one.
 
 `peer_flags.json` holds every long flag of their servers, taken from their own parsers: vLLM's
-`make_arg_parser`, SGLang's `ServerArgs.add_cli_args`, and `llama-server --help`. With those parsers
-all command lines below were parsed when the list was made.
+`make_arg_parser`, SGLang's `ServerArgs.add_cli_args`, and `llama-server --help`. The nightly test
+fetches those of vLLM and SGLang and parses our command lines with them (`tests/peer_parsers.py`).
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,19 @@ def test_every_flag_is_one_of_that_server(arm: str, weights: str, device: str) -
         words = command(arm, draft, *overrides)
         flags = {word for word in words if word.startswith("--")}
         assert flags <= set(FLAGS[arm]["flags"])
+
+
+@pytest.mark.nightly  # fetches 350 MB
+@pytest.mark.timeout(900)
+def test_the_peers_own_parsers_take_every_command_line() -> None:
+    script = ROOT / "tests" / "peer_parsers.py"
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("vllm", "sglang"):
+        assert f"{len(FLAGS[name]['flags'])} flags, 0 faults" in done.stdout
+        assert name in done.stdout
 
 
 def test_drafts_of_vllm_are_set_at_the_start() -> None:
