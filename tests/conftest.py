@@ -26,6 +26,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if config.option.markexpr != "gpu":
         os.environ["TRITON_INTERPRET"] = "1"
+        # Workers share the cores; threads of one that wait for each other keep the other from work.
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            os.environ.setdefault(name, "1")
     # A shell starts what it puts in the background with the interrupt ignored, and children inherit
     # that; the tests of Ctrl-C must work there too.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

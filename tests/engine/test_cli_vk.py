@@ -62,9 +62,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def served(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def served(
+    folder: Path, profile: str, *options: str
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
     port = free_port()
-    command = [VK, "serve", str(folder), "--profile", "stock", "--port", str(port)]
+    command = [VK, "serve", str(folder), "--profile", profile, "--port", str(port)]
     process = subprocess.Popen(
         [*command, "--threads", "1", *options],
         stderr=subprocess.PIPE,
@@ -74,7 +76,7 @@ def served(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str],
     try:
         assert process.stderr is not None
         line = process.stderr.readline()
-        assert line == f"vk: serving tiny (stock) on http://127.0.0.1:{port}\n"
+        assert line == f"vk: serving tiny ({profile}) on http://127.0.0.1:{port}\n"
         yield process, port
     finally:
         if process.poll() is None:
@@ -158,12 +160,23 @@ def test_a_port_in_use_is_3_before_anything_is_loaded(vk: Vk, folder: Path) -> N
         assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_a_signal_ends_the_server_in_order(folder: Path, number: int, code: int) -> None:
-    with served(folder, "--shutdown-timeout-s", "1") as (process, port):
+@pytest.mark.parametrize(
+    ("profile", "number", "code"),
+    [
+        ("vkae", signal.SIGINT, 130),
+        ("stock", signal.SIGTERM, 0),
+        # Loading transformers takes seconds; the pairs above have each profile and each signal.
+        pytest.param("vkae", signal.SIGTERM, 0, marks=pytest.mark.slow),
+        pytest.param("stock", signal.SIGINT, 130, marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_ends_the_server_in_order(
+    folder: Path, profile: str, number: int, code: int
+) -> None:
+    with served(folder, profile, "--shutdown-timeout-s", "1") as (process, port):
         settings = json.loads(request(port, "GET", "/v1/settings"))
         assert (settings["nonce"], settings["pid"]) == ("nonce-7", process.pid)
-        assert (settings["profile"], settings["threads"]) == ("stock", 1)
+        assert (settings["profile"], settings["threads"]) == (profile, 1)
         assert (settings["weights"], settings["dtype"]) == ("real", "float32")
         assert len(settings["model_digest"]) == 64
         body = {"prompt": "The cat", "max_tokens": 4, "temperature": 0.0, "ignore_eos": True}

@@ -22,6 +22,18 @@ def prompt(length: int) -> list[int]:
     return torch.randint(1, 4096, (length,), generator=generator).tolist()
 
 
+@functools.cache
+def plain(temperature: float, length: int) -> list[int]:
+    """The same for every k and method."""
+    return generate(tiny(), prompt(length), sampling(temperature))
+
+
+def sampling(temperature: float, draft: Draft | None = None) -> SamplingParams:
+    return SamplingParams(
+        temperature=temperature, top_p=0.9, seed=11, max_tokens=48, ignore_eos=True, draft=draft
+    )
+
+
 def test_the_half_form_is_in_use_and_exact() -> None:
     packed = tiny().model.weights.layers[0].mixer.packed
     assert packed.w_in.form == "half"
@@ -38,10 +50,9 @@ def test_the_half_form_is_in_use_and_exact() -> None:
 @pytest.mark.parametrize("k", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_drafts_change_nothing(k: int, temperature: float) -> None:
-    base = {"temperature": temperature, "top_p": 0.9, "seed": 11, "max_tokens": 48}
     for length in (5, 250):
-        ids = prompt(length)
-        plain = generate(tiny(), ids, SamplingParams(**base, ignore_eos=True))
+        want = plain(temperature, length)
+        assert len(want) == 48
         for method in ("mtp", "ngram"):
-            params = SamplingParams(**base, ignore_eos=True, draft=Draft(method, k))
-            assert generate(tiny(), ids, params) == plain, (length, method)
+            got = generate(tiny(), prompt(length), sampling(temperature, Draft(method, k)))
+            assert got == want, (length, method)

@@ -41,12 +41,23 @@ def small_run(run_id: str = "run", blocks: int = 6, **updates: Any) -> Any:
     )
 
 
-@pytest.fixture
-def make(tmp_path: Path) -> Make:
-    """Write and seal a run whose engine is `slower` times as slow as the plain one."""
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """Write and seal a run whose engine is `slower` times as slow as the plain one.
 
-    def build(
+    The same run is written once, as tests only read it.
+    """
+    known: dict[str, Path] = {}
+
+    def build(name: str, **asked: Any) -> Path:
+        key = repr((name, sorted(asked.items())))
+        if key not in known or "change" in asked:
+            known[key] = write(name, tmp_path_factory.mktemp("run"), **asked)
+        return known[key]
+
+    def write(
         name: str,
+        folder: Path,
         *,
         slower: float = 1.0,
         host: float = 1.0,
@@ -62,7 +73,7 @@ def make(tmp_path: Path) -> Make:
             seed=len(name) if seed is None else seed,
             step_ms={"vk": 5.0 * slower * host, "stock": 20.0 * host},
         )
-        path = write_run(tmp_path / name, change(records))
+        path = write_run(folder / name, change(records))
         seal(path, now_utc="2026-11-30T22:10:00+00:00")
         return path
 

@@ -90,7 +90,14 @@ def by_token(
         attention_reference.attention(x, mtp.layer.mixer, state.mtp, rows, ws)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("moe", "start", "end"), [(True, 64, 65), (False, 0, 3), (False, 64, 101)])
+@pytest.mark.parametrize(
+    ("moe", "start", "end"),
+    [
+        (False, 0, 3),
+        pytest.param(True, 64, 65, marks=pytest.mark.slow),
+        pytest.param(False, 64, 101, marks=pytest.mark.slow),
+    ],
+)
 def test_state_is_that_of_single_tokens(
     moe: bool, start: int, end: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
