@@ -53,7 +53,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_cache_state.py",
     ),
     "equality": ("test_equality.py",),
-    "validity": ("test_validity.py", "test_cache_state.py"),
+    "validity": ("test_validity.py", "test_cache_state.py", "test_rule_pairs.py"),
     "bundle": ("test_bundle.py",),
 }
 

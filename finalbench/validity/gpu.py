@@ -13,6 +13,7 @@ from statistics import fmean, median
 from finalbench.record import RequestRecord, RunRecords, TelemetryRecord
 from finalbench.validity.violation import Violation, violation
 
+NS = 1e-9
 CLOCK = "gpu_sm_clock_mhz"
 MIN_CLOCK_SAMPLES = 30
 MAX_CLOCK_SPREAD = 0.05
@@ -132,10 +133,12 @@ def busy_share(
         return fmean(inside), None
     if not known:
         return None, "the share of busy time was not read"
-    longest = max((end - start for start, end in cells), default=0) / 1e9
+    if not cells:
+        return None, "no request was measured"
+    longest = max(end - start for start, end in cells) * NS
     return None, (
         f"no reading looks back at measured time alone: each tells of up to "
-        f"{BUSY_SPAN_NS / 1e9:g} s, the longest cell took {longest:.1f} s"
+        f"{BUSY_SPAN_NS * NS:g} s, the longest cell took {longest:.1f} s"
     )
 
 

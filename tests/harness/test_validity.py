@@ -302,32 +302,6 @@ def test_what_a_rule_must_not_refuse(rule: str, records: RunRecords) -> None:
     assert rule not in rules(records)
 
 
-def test_every_rule_has_a_rejected_fixture() -> None:
-    elsewhere = {
-        "cache_absent",
-        "cache_state",
-        "rate_identity",
-        "peak_below_mean",
-        "implausible",
-        "finish_reason",
-        "clock_confounded",
-        "clock_unsteady",
-        "clock_unobserved",
-        "client_bound",
-        "client_late",
-        "client_unmeasured",
-        "engine_count",
-        "cold_start",
-        "correlated_routing",
-        "gpu_idle",
-        "gpu_shared",
-        "gpu_throttled",
-        "warm_up_unsteady",
-    }
-    assert {rule for _, rule, _ in REJECTED} | elsewhere == set(RULES)
-    assert not {rule for _, rule, _ in REJECTED} & elsewhere
-
-
 def test_t22_a_rate_beyond_the_memory_bandwidth_is_implausible() -> None:
     for bandwidth, refused in ((4e9, True), (400e9, False)):
         run = a_run(
@@ -562,7 +536,9 @@ def test_l18_clocks_of_compared_arms_must_agree() -> None:
 
 def test_l18_a_clock_that_moves_within_an_arm_is_unsteady() -> None:
     moving = on_gpu(lambda arm, i: 1_980.0 - (110.0 if arm == "vk" and i % 2 else 0.0))
-    assert "clock_unsteady" in rules(moving)
+    assert [v.message for v in found(moving) if v.rule == "clock_unsteady"] == [
+        "the GPU clock moved by 5.7% while vk was busy"
+    ]
     assert "clock_unsteady" not in rules(on_gpu(lambda arm, i: 1_980.0 - 90.0 * (i % 2)))
 
 
@@ -662,7 +638,7 @@ def test_l18_a_busy_share_counts_where_all_it_looks_back_at_was_measured() -> No
         "took 4.0 s"
     )
     assert read(both) == (None, "the share of busy time was not read")
-    assert read([], (3.0, 0.5))[1].endswith("the longest cell took 0.0 s")
+    assert read([], (3.0, 0.5)) == (None, "no request was measured")
     # Apart they are two cells, or another attempt, or none at all.
     for updates in ({"cell_id": "x"}, {"server_id": "x"}, {"roll": 1}, {"warmup": True}):
         assert read([first, last.model_copy(update=updates)], (3.5, 0.5))[0] is None
