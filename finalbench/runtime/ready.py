@@ -41,7 +41,8 @@ def wait_ready(
             if reason is not None:
                 raise ServerFailed(reason)
             try:
-                response = client.get("/health")
+                # Whoever else has the port may never answer; a server that cannot yet is asked again.
+                response = client.get("/health", timeout=1.0)
                 if response.status_code == 200:
                     break
                 last = f"/health answers {response.status_code}"

@@ -21,6 +21,8 @@ from finalbench.cli.finish import Finished
 from finalbench.cli.tables import show_run
 from finalbench.gate import GateResult, gate, to_json, to_junit, to_markdown
 
+pytestmark = pytest.mark.usefixtures("drawn_once")
+
 SMALL = ("workload.requests=2", "measure.blocks=2", "axes.seq_len=[512]")
 KINDS = {
     "unverified": ((), ("unverified",)),

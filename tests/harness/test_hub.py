@@ -23,6 +23,8 @@ from finalbench.hub.dataset import read_index
 from finalbench.hub.eval_results import eval_results
 from finalbench.testing.fake_hub import FakeHub
 
+pytestmark = pytest.mark.usefixtures("drawn_once")
+
 REPO = "lab/results"
 SMALL = ("workload.requests=2", "measure.blocks=2", "axes.seq_len=[512]")
 

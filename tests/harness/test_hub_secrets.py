@@ -15,6 +15,8 @@ from finalbench.hub import find_secrets, plan_upload, scrub, scrub_command, scru
 from finalbench.hub.publishable import readable, refuse_secrets
 from finalbench.record import PromptRecord, ServerRecord
 
+pytestmark = pytest.mark.usefixtures("drawn_once")
+
 # Made-up values in the shapes of real ones, put together here so that no scanner trips over them.
 BODY = "Zq7" * 14
 SECRETS = {

@@ -74,8 +74,8 @@ def test_a_nonce_that_is_not_ours_is_refused_and_nothing_is_left(tmp_path: Path)
 
 
 def test_a_server_that_never_gets_ready_times_out(tmp_path: Path) -> None:
-    with pytest.raises(ServerStartFailed, match=r"not ready after 1 s \(/health answers 503\)"):
-        start(tmp_path, "ok,start_ms=60000", timeout_s=1)
+    with pytest.raises(ServerStartFailed, match=r"not ready after 2 s \(/health answers 503\)"):
+        start(tmp_path, "ok,start_ms=60000", timeout_s=2)
 
 
 def test_a_taken_port_is_tried_again_with_another(
