@@ -42,10 +42,15 @@ def settings_of(engine: Engine) -> dict[str, Any]:
             "acceptance": draft.acceptance,
         },
         "draft_methods": methods,
+        "draft_refused": {} if "mtp" in methods else {"mtp": _why_no_mtp(weights.missing_mtp)},
         "state_bytes_per_sequence": bytes_per_sequence(
             engine.config, engine.max_model_len, engine.model.state.k.dtype
         ),
     }
+
+
+def _why_no_mtp(missing: list[str]) -> str:
+    return f"tensor {missing[0]} is missing" if missing else "the model has no MTP module"
 
 
 def merged(a: RequestStats, b: RequestStats) -> RequestStats:

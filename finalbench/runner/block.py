@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from finalbench.errors import EnvironmentMissing
 from finalbench.record import Block, Cell, Failure, RequestRecord
-from finalbench.runner.bringup import Starter
+from finalbench.runner.bringup import Starter, require_drafts
 from finalbench.runner.clean import Cleaner
 from finalbench.runner.interrupts import Interrupts
 from finalbench.runner.progress import Progress
@@ -47,9 +47,7 @@ class BlockRunner:
         self._interrupts = interrupts
         self._scenario, self._plan = opened.run.scenario, opened.run.plan
         self._roll = opened.run.rolls[-1].index
-        timeout_s = self._scenario.measure.start_timeout_s
-        run_id = opened.run.run_id
-        self._starter = Starter(endpoints, environment, containers, run_id, timeout_s)
+        self._starter = Starter(opened.run, endpoints, environment, containers)
         self.bare = BareTurns(
             opened.run,
             opened.writer.path,
@@ -239,6 +237,7 @@ class BlockRunner:
         self._watch = watch
         watch.began(server)
         self._telemetry.watch(server.settings)
+        require_drafts(name, server, self._plan)
         self._interrupts.check()
         return server
 

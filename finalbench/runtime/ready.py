@@ -41,7 +41,7 @@ def wait_ready(
             if reason is not None:
                 raise ServerFailed(reason)
             try:
-                # Whoever else has the port may never answer; a server that cannot yet is asked again.
+                # Whoever else has the port may never answer; a slow server is asked again.
                 response = client.get("/health", timeout=1.0)
                 if response.status_code == 200:
                     break
