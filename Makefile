@@ -7,6 +7,11 @@ BIN := $(VENV)/bin
 CONSTRAINTS := -c constraints.txt $(if $(shell command -v nvidia-smi),,-c constraints-cpu.txt)
 STAMP := $(VENV)/.installed
 RESULTS ?= results
+# For `make gate`: what action.yml calls its inputs.
+MODEL ?= vk-tiny
+BASELINE ?=
+MARGIN ?= 0.05
+ARGUMENTS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help
@@ -48,6 +53,13 @@ nightly: $(STAMP)  ## Run mutation tests and long simulations
 .PHONY: report
 report: $(STAMP)  ## Generate reports/ from results/reference/
 	$(BIN)/finalbench report results/reference/* --out reports --claims results/claims.yaml
+
+.PHONY: gate
+gate: $(STAMP)  ## Run MODEL and judge it against BASELINE (a run folder or a pin), as action.yml does
+	@test -n "$(BASELINE)" || { echo "name a run folder or a pin: make gate BASELINE=..." >&2; exit 2; }
+	@mkdir -p $(RESULTS)
+	$(BIN)/finalbench run --model $(MODEL) --results-dir $(RESULTS) --no-progress --json $(ARGUMENTS) > $(RESULTS)/summary.json || test $$? -eq 4
+	$(BIN)/finalbench gate --baseline $(BASELINE) --candidate "$(RESULTS)/$$($(BIN)/python -c 'import json, sys; print(json.load(open(sys.argv[1]))["run"])' $(RESULTS)/summary.json)" --margin $(MARGIN) --junit $(RESULTS)/junit.xml --markdown $(RESULTS)/verdict.md
 
 .PHONY: images
 images: $(STAMP)  ## Build the container images

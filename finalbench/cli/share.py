@@ -80,17 +80,31 @@ def pull(
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fetch every run of a dataset, verify each from its raw records, keep those that hold."""
+    """Fetch every run of a dataset, verify each from its raw records, keep those that hold.
+
+    All runs in the folder, from whatever dataset, then share one leaderboard in `report/`.
+    """
     from finalbench.hub import pull as fetch
 
     found = fetch(dataset, results_dir, revision=revision)
+    files = _one_leaderboard(results_dir) if any(item.path for item in found) else []
     if as_json:
-        print_json({"schema_version": 1, "runs": [item.model_dump(mode="json") for item in found]})
+        runs = [item.model_dump(mode="json") for item in found]
+        print_json({"schema_version": 1, "runs": runs, "files": [str(path) for path in files]})
     else:
         for item in found:
             typer.echo(f"{item.run}: {'refused, ' + item.problem if item.problem else item.path}")
+        for path in files[:2]:
+            typer.echo(str(path))
     if any(item.problem for item in found):
         raise typer.Exit(5)
+
+
+def _one_leaderboard(folder: Path) -> list[Path]:
+    from finalbench.report import render
+
+    runs = [path.parent for path in sorted(folder.glob("*/run.json"))]
+    return render(runs, folder / "report")
 
 
 def _listing(planned: Upload) -> str:

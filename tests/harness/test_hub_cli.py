@@ -61,6 +61,8 @@ def test_dry_run_then_upload_then_pull(run_dir: Path, tmp_path: Path) -> None:
         got = typed("pull", "lab/results", "--results-dir", str(tmp_path / "out"), **hub)
         assert got.returncode == 0, got.stderr
     assert (tmp_path / "out" / run_dir.name / "manifest.json").is_file()
+    board = (tmp_path / "out" / "report" / "leaderboard.md").read_text()
+    assert run_dir.name in board and "unverified" in board
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,23 @@ def test_scripts_are_valid_bash(path: Path) -> None:
             subprocess.run([bash, "-n"], input=step["run"], text=True, check=True)
 
 
+def options(text: str, command: str) -> set[str]:
+    """The long options of one call of `finalbench COMMAND` in a script."""
+    call = re.search(rf'finalbench"? {command} (?:.*\\\n)*.*', text)
+    assert call is not None
+    return set(re.findall(r" (--[a-z-]+)", call[0]))
+
+
+def test_make_gate_does_what_the_action_does() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    recipe = makefile[makefile.index("\ngate:") :]
+    action = (ROOT / "action.yml").read_text()
+    for command in ("run", "gate"):
+        here, there = options(recipe, command), options(action, command)
+        assert len(there) >= 4
+        assert here == there - ({"--json"} if command == "gate" else set())
+
+
 def zizmor(folder: Path) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).parent / "zizmor"), "--offline", "--quiet", "--no-config"]
     return subprocess.run([*command, "."], cwd=folder, capture_output=True, text=True, check=False)
