@@ -20,7 +20,7 @@ from .feed import Feed
 from .gpu_guided import Flight, GuidedRounds
 from .gpu_prefill import Prefill
 from .graph import Round
-from .lanes import WIDTH, Lanes
+from .lanes import TURNS, WIDTH, Lanes
 from .output import Output
 from .sampler import Sampler, logprobs_of
 from .sampling import SamplingParams
@@ -50,10 +50,7 @@ class GpuEngine(GuidedRounds, Engine):
         self.flights: list[Flight] = []
         self.limits: dict[str, int] = {}  # drafts that wait on the device, by request
         self.depths: dict[str, int] = {}  # what `auto` chose for the next round
-        self._pinned = [
-            torch.zeros(self.max_sequences, WIDTH, dtype=torch.int32).pin_memory() for _ in range(3)
-        ]
-        self._turn = 0
+        self.turn = 0  # rounds begun, as the lanes count them
         self.launch_us = 0.0
         self.routing: list[float] = []
         for k in capture:
@@ -65,14 +62,15 @@ class GpuEngine(GuidedRounds, Engine):
     def _measure_launch(self, k: int) -> float:
         """Host microseconds to launch one round's graph."""
         one = self._round(1, k, k > 0, HEAD_ROWS)
-        kept = [t.clone() for t in one.lanes.per_lane()]
+        moved = [*one.lanes.per_lane(), one.lanes.turn]
+        kept = [t.clone() for t in moved]
         torch.cuda.synchronize()
         start = time.perf_counter()
         for _ in range(10):
             one.replay()
         spent = (time.perf_counter() - start) / 10
         torch.cuda.synchronize()
-        for mine, old in zip(one.lanes.per_lane(), kept, strict=True):
+        for mine, old in zip(moved, kept, strict=True):
             mine.copy_(old)
         return spent * 1e6
 
@@ -222,9 +220,8 @@ class GpuEngine(GuidedRounds, Engine):
         self._fly(one)
 
     def _fly(self, one: Round) -> None:
-        record = self._pinned[self._turn % 3][: one.batch]
-        self._turn += 1
-        record.copy_(one.lanes.record, non_blocking=True)
+        self.turn += 1
+        record = one.lanes.host[self.turn % TURNS]
         done = torch.cuda.Event()
         done.record()
         proposed = [min(self.limits[s.request_id], one.k) for s in self.lane]

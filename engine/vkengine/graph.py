@@ -19,8 +19,15 @@ import triton
 from torch import Tensor
 
 from .graph_draft import draft
-from .lanes import WIDTH, Lanes
-from .models.layout import AttentionWeights, HeadWeights, LayerWeights, ModelWeights, MoeWeights
+from .lanes import TURNS, WIDTH, Lanes
+from .models.layout import (
+    AttentionWeights,
+    GdnWeights,
+    HeadWeights,
+    LayerWeights,
+    ModelWeights,
+    MoeWeights,
+)
 from .ops.accept.triton import accept_kernel
 from .ops.attention import triton as attention_ops
 from .ops.embed.triton import embed_kernel
@@ -36,6 +43,11 @@ from .state import AttentionState, GdnState, State
 
 #: Vocabulary entries per program of the sampler.
 SAMPLE_CHUNK = 2048
+
+
+def first_product(mixer: GdnWeights | AttentionWeights) -> Tensor:
+    """The weight that reads the stream first."""
+    return tensor(mixer.w_qkv if isinstance(mixer, AttentionWeights) else mixer.w_in)
 
 
 @dataclass(slots=True)
@@ -99,6 +111,7 @@ class Round:
             stream.squares,
             lanes.pos,
             lanes.next_pos,
+            lanes.turn,
             WIDTH,
             c.vocab_size,
             M=m,
@@ -110,8 +123,10 @@ class Round:
         )
         at = self.rows(lanes.pos, m)
         for i, layer in enumerate(w.layers):
-            after = w.layers[i + 1].mixer.norm if i + 1 < len(w.layers) else w.head.norm
-            self.layer(stream, layer, self.state.layers[i], at, self.gain(after), i)
+            last = i + 1 == len(w.layers)
+            norm = w.head.norm if last else w.layers[i + 1].mixer.norm
+            after = tensor(w.head.weight) if last else first_product(w.layers[i + 1].mixer)
+            self.layer(stream, layer, self.state.layers[i], at, self.gain(norm), after, i)
         return stream
 
     @property
@@ -147,12 +162,16 @@ class Round:
             lanes.row,
             lanes.chain_pos,
             lanes.record,
+            lanes.turn,
+            lanes.host,
             WIDTH,
+            lanes.host.stride(0),
             self.state.max_len,
             self.batch,
             WIDTH,
             M=m,
-            MP=16,
+            MP=WIDTH,
+            TURNS=TURNS,
             SALT=ACCEPTANCE_CHOICE,
             num_warps=1,
             PDL=pdl,
@@ -171,10 +190,12 @@ class Round:
         layer: LayerWeights,
         state: GdnState | AttentionState | None,
         rows: Rows,
+        next_gain: Tensor,
         after: Tensor,
         index: int,
     ) -> None:
-        """Mixer and feed-forward; ``after`` is the gain of the norm that reads the stream next."""
+        """Mixer and feed-forward. ``next_gain``: of the norm that reads the stream next; ``after``:
+        the weight that does."""
         ffn, mixer = layer.ffn, layer.mixer
         gain = self.gain(ffn.norm)
         if isinstance(mixer, AttentionWeights):
@@ -184,13 +205,13 @@ class Round:
             assert isinstance(state, GdnState)
             gdn_ops.run(stream, mixer, state, rows, self.ws, gain)
         if isinstance(ffn, MoeWeights):
-            moe_ops.run(stream, ffn, self.ws, after)
+            moe_ops.run(stream, ffn, self.ws, next_gain, after)
             if self.on_moe is not None:
                 r = min(8, stream.h.shape[0])
                 ids = self.ws.get("moe.ids", (r, ffn.config.experts_per_token), torch.int32)
                 self.on_moe(index, ids)
         else:
-            mlp_ops.run(stream, ffn, self.ws, after)
+            mlp_ops.run(stream, ffn, self.ws, next_gain)
 
     def project(self, name: str, stream: Stream, head: HeadWeights) -> Tensor:
         """Logits of a stream that was left ready for the head's norm."""
@@ -250,7 +271,8 @@ class Round:
         """Record ``part`` ("run", "verify" or "finish") as a graph. The lanes are parked on the
         null slot meanwhile: no running sequence is touched. Replays allocate nothing."""
         lanes = self.lanes
-        kept = [t.clone() for t in lanes.per_lane()]
+        moved = [*lanes.per_lane(), lanes.turn]
+        kept = [t.clone() for t in moved]
         for lane in range(self.batch):
             lanes.leave(lane, self.state.null_slot)
         body = getattr(self, part)
@@ -264,7 +286,7 @@ class Round:
         with torch.cuda.graph(graph):
             body()
         self.graphs[part] = graph
-        for mine, old in zip(lanes.per_lane(), kept, strict=True):
+        for mine, old in zip(moved, kept, strict=True):
             mine.copy_(old)
 
     def replay(self, part: str = "run") -> None:

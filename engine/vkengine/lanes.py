@@ -9,6 +9,15 @@ from torch import Tensor
 
 #: Columns of the token and record rows: up to 9 tokens; the record's last column is the count.
 WIDTH = 16
+#: Records that the host may still have to read while further rounds run.
+TURNS = 4
+
+
+def host_records(batch: int, device: torch.device) -> Tensor:
+    """Memory of the host that a GPU writes by itself: no copy stands between two rounds."""
+    on = torch.device("cpu") if device.type == "cuda" else device
+    records = torch.zeros(TURNS, batch, WIDTH, dtype=torch.int32, device=on)
+    return records.pin_memory() if device.type == "cuda" else records
 
 
 @dataclass(slots=True)
@@ -29,6 +38,8 @@ class Lanes:
     cap: Tensor  # [B] i32: drafts the sequence wants at most
     banned: Tensor  # [B, 4] i32: ids forbidden before ban_until, -1 for none
     ban_until: Tensor  # [B] i32: absolute position
+    turn: Tensor  # [1] i32: rounds begun
+    host: Tensor  # [4, B, 16] i32 in the host's memory: the record of round ``turn % 4``
 
     @staticmethod
     def make(batch: int, null_slot: int, device: torch.device) -> Lanes:
@@ -50,17 +61,20 @@ class Lanes:
             cap=torch.full((batch,), WIDTH, dtype=torch.int32, device=device),
             banned=torch.full((batch, 4), -1, dtype=torch.int32, device=device),
             ban_until=ints(batch),
+            turn=ints(1),
+            host=host_records(batch, device),
         )
 
     def first(self, batch: int) -> Lanes:
         """The first ``batch`` lanes: views, except of what lives within a round."""
         parts = {f.name: getattr(self, f.name)[:batch] for f in fields(self)}
+        parts["host"] = self.host[:, :batch]
         parts["chain_pos"] = torch.zeros(WIDTH, batch, dtype=torch.int32, device=self.slot.device)
         return Lanes(**parts)
 
     def per_lane(self) -> list[Tensor]:
         """The tensors that hold a sequence between rounds, lane first."""
-        own = {"row", "chain_pos", "record"}
+        own = {"row", "chain_pos", "record", "turn", "host"}
         return [getattr(self, f.name) for f in fields(self) if f.name not in own]
 
     def join(

@@ -11,7 +11,7 @@ from vkengine.engine import load_engine
 from vkengine.sampling import Draft, SamplingParams
 
 
-def main(model: str, depths: list[int]) -> None:
+def main(model: str, depths: list[int], equality: bool) -> None:
     start = time.monotonic()
     engine = load_engine(
         model,
@@ -31,11 +31,9 @@ def main(model: str, depths: list[int]) -> None:
     )
     prompt = torch.randint(0, 30000, (1024,), generator=torch.Generator().manual_seed(1)).tolist()
     texts: dict[str, list[int]] = {}
-    cases = [(k, a, t) for k in depths for a, t in ((0.8, 0.0),)] + [
-        (3, None, 0.0),
-        (3, None, 0.7),
-        (0, None, 0.7),
-    ]
+    cases = [(k, 0.8, 0.0) for k in depths]
+    if equality:
+        cases += [(3, None, 0.0), (3, None, 0.7), (0, None, 0.7)]
     for k, acceptance, temperature in cases:
         rates = []
         for turn in range(3):
@@ -84,4 +82,4 @@ def main(model: str, depths: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], [int(x) for x in sys.argv[2].split(",")])
+    main(sys.argv[1], [int(x) for x in sys.argv[2].split(",")], "equality" in sys.argv[3:])

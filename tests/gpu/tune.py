@@ -16,10 +16,7 @@ from triton.runtime.jit import JITFunction
 from vkengine import bench
 from vkengine.config import KNOWN_SHAPES
 from vkengine.ops import triton_config
-from vkengine.ops.attention import triton as attention_ops
-from vkengine.ops.gdn import triton as gdn_ops
 from vkengine.ops.moe import triton as moe_ops
-from vkengine.ops.triton_config import GemvConfig
 
 START = time.monotonic()
 SHARED_MEMORY_CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
@@ -104,32 +101,14 @@ SHAPES = {
 
 
 def variants(subject: bench.Subject) -> None:
-    over = triton_config.OVERRIDES
-    out = SHAPES["out"]
-    with setting(triton_config, EARLY=False):
-        step(subject, "next kernel always after the wait")
-    for slices, ahead in ((8, 4), (8, 8), (16, 4), (16, 8)):
-        over[out] = GemvConfig(16, 32, slices, ahead, slices)
-        step(subject, f"out: slices {slices} ahead {ahead}")
-    over[out] = GemvConfig(16, 32, 8, 4, 8)
-    with setting(moe_ops, SHARED_BN=2):
-        step(subject, "out: slices 8 ahead 4, shared BN 2")
-    over.clear()
-    for name in ("in", "qkv"):
-        over[SHAPES[name]] = GemvConfig(16, 32, 2, 10, 2)
-    step(subject, "in, qkv: ahead 10")
-    over.clear()
+    step(subject, "base")
+    for mib in (0, 4, 12, 16):
+        with setting(triton_config, NEXT_BYTES=mib << 20):
+            step(subject, f"next ahead {mib} MiB")
     for module, values in (
         (moe_ops, {"SHARED_BN": 2}),
+        (moe_ops, {"SHARED_BN": 2, "ROUTER_BN": 1}),
         (moe_ops, {"GATE_UP_BN": 2, "GATE_UP_WARPS": 2}),
-        (moe_ops, {"ROUTER_BN": 1}),
-        (attention_ops, {"REGISTERS": 168}),
-        (attention_ops, {"COMBINE_COLUMNS": 256}),
-        (attention_ops, {"COMBINE_COLUMNS": 64}),
-        (attention_ops, {"CHUNK": 16}),
-        (gdn_ops, {"BV": 32, "WARPS": 4}),
-        (gdn_ops, {"BV": 16, "WARPS": 4}),
-        (gdn_ops, {"BV": 8, "WARPS": 2}),
     ):
         with setting(module, **values):
             step(subject, str(values))
@@ -141,7 +120,7 @@ def main() -> None:
     remember()
     model = sys.argv[2] if len(sys.argv) > 2 else "qwen35-35b-a3b"
     subject = small(model, 8)
-    for k in (0, 3):
+    for k in (0, 3) if "show" in sys.argv[1] else ():
         show(subject, k, "base")
     if "all" in sys.argv[1]:
         variants(subject)

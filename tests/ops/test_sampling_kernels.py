@@ -120,12 +120,14 @@ def test_accept(synthetic: float | None) -> None:
     folded = torch.full((6,), -1, dtype=torch.int32)
     chain = torch.full((16, b), -1, dtype=torch.int32)
     record = torch.full((b, 16), -9, dtype=torch.int32)
+    host = torch.full((4, b, 16), -9, dtype=torch.int32)
     slot = ints(5, 3, 2, 1, 0)
     kept = limit.clone()
     accept_kernel[(b,)](
         tokens, y, limit, torch.full((b,), 16, dtype=torch.int32), chance,
         seeds(*[(77, 0)] * b), slot, pos, next_pos, folded, row, chain,
-        record, 16, 10**6, b, 16, M=m, MP=16, SALT=ACCEPTANCE_CHOICE,
+        record, ints(6), host, 16, b * 16, 10**6, b, 16,
+        M=m, MP=16, TURNS=4, SALT=ACCEPTANCE_CHOICE,
     )  # fmt: skip
     forced = None
     if synthetic is not None:
@@ -141,12 +143,14 @@ def test_accept(synthetic: float | None) -> None:
         committed = [*before[lane, 1 : 1 + n].tolist(), int(y[lane, n])]
         assert record[lane, :m].tolist() == committed + [-1] * (m - n - 1)
         assert int(record[lane, 15]) == n + 1
+        assert torch.equal(host[2, lane], record[lane])  # turn 6 of 4
         assert int(tokens[lane, 0]) == committed[-1]
         assert int(next_pos[lane]) == int(pos[lane]) + n + 1
         assert int(folded[slot[lane]]) == int(pos[lane])
         assert int(row[lane]) == lane * m + n
         assert chain[:m, lane].tolist() == [int(pos[lane]) + n + j for j in range(m)]
         assert int(limit[lane]) == m - 1
+    assert bool((host[[0, 1, 3]] == -9).all())
 
 
 def test_embedding_and_mtp_input() -> None:
@@ -160,9 +164,12 @@ def test_embedding_and_mtp_input() -> None:
     h, hx = torch.full((4, hidden), float("nan")), torch.full((4, hidden), float("nan"))
     pos, next_pos = ints(-1, -1), ints(8, 9)
     gain, squares = torch.randn(hidden), torch.full((4, 3), float("nan"))
+    turn = ints(7)
     embed_kernel[(4,)](
-        tokens, table, gain, h, hx, squares, pos, next_pos, 16, v, M=m, H=hidden, HP=16, GROUP=4
-    )
+        tokens, table, gain, h, hx, squares, pos, next_pos, turn, 16, v,
+        M=m, H=hidden, HP=16, GROUP=4,
+    )  # fmt: skip
+    assert int(turn) == 8
     assert torch.equal(h, table[[3, 19, 0, 0]])
     assert torch.equal(hx, h * (1 + gain))
     assert torch.allclose(squares, h.square().unflatten(1, (3, 4)).sum(-1))

@@ -34,6 +34,33 @@ def hand_over(PDL: tl.constexpr):
 
 
 @triton.jit
+def ask_for(ptr, part, BYTES: tl.constexpr):
+    """Have ``BYTES`` from byte ``part * BYTES`` of ``ptr`` brought to the second-level cache, in
+    four requests of one thread; nothing waits for them."""
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred p; .reg .u32 t; .reg .u64 a;
+        mov.u32 t, %tid.x;
+        setp.eq.u32 p, t, 0;
+        cvt.u64.u32 a, $2;
+        add.u64 a, a, $1;
+        @p cp.async.bulk.prefetch.L2.global [$1], $2;
+        @p cp.async.bulk.prefetch.L2.global [a], $2;
+        mad.wide.u32 a, $2, 2, $1;
+        @p cp.async.bulk.prefetch.L2.global [a], $2;
+        mad.wide.u32 a, $2, 3, $1;
+        @p cp.async.bulk.prefetch.L2.global [a], $2;
+        mov.u32 $0, 0;
+        }""",
+        "=r,l,r",
+        [ptr.to(tl.uint64, bitcast=True) + part.to(tl.uint64) * BYTES, part * 0 + BYTES // 4],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
 def sum8(p, BN: tl.constexpr, BK: tl.constexpr):
     """[BN, BK] -> [BN, BK / 8]: the eight values of one 16-byte load, added in their thread."""
     return tl.sum(tl.reshape(p, (BN, BK // 8, 8)), axis=2)

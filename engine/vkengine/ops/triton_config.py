@@ -32,6 +32,21 @@ def hand_over_mode(device: torch.device, early: bool = False) -> int:
     return 2 if early and EARLY else 1
 
 
+#: Bytes of the weights read after the experts that are brought to the second-level cache while the
+#: router makes its choice and memory is idle: of the head, and of a layer's first product.
+HEAD_BYTES = 16 << 20
+NEXT_BYTES = 8 << 20
+
+
+def ahead_bytes(weight: Tensor | None, programs: int, on: int) -> int:
+    """Bytes that each of ``programs`` asks for, in whole 64-byte pieces."""
+    if weight is None or not on:
+        return 0
+    total = weight.numel() * weight.element_size()
+    wanted = HEAD_BYTES if total > 1 << 28 else NEXT_BYTES
+    return min(wanted, total) // programs // 64 * 64
+
+
 @dataclass(frozen=True, slots=True)
 class GemvConfig:
     bn: int  # weight rows per program

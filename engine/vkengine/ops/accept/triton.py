@@ -23,19 +23,24 @@ def accept_kernel(
     row_ptr,
     chain_pos_ptr,
     record_ptr,
+    turn_ptr,
+    host_ptr,
     record_stride,
+    turn_stride,
     last_pos,
     B,
     token_stride,
     M: tl.constexpr,
     MP: tl.constexpr,
+    TURNS: tl.constexpr,
     SALT: tl.constexpr,
     PDL: tl.constexpr = 0,
 ):
     """Grid B. ``tokens [B, M]``: last committed token, then the drafts; ``y [B, M]``: the
     target's tokens. ``acceptance < 0`` compares; otherwise draft j is accepted with that chance,
     a function of (seed, position), and nothing else changes. Writes the committed
-    tokens to the record (-1 beyond them) and their count to its last column, the next position,
+    tokens to the record (-1 beyond them) and their count to its last column, both again to the
+    host's record of this turn (``MP`` is the width of a record), the next position,
     ``folded``, the row the first draft is drawn from, and the positions ``chain_pos [M, B]`` of
     the draft stage."""
     hand_over(PDL)
@@ -57,6 +62,8 @@ def accept_kernel(
     tl.debug_barrier()
     tl.store(record_ptr + b * record_stride + j, committed, mask=j < M)
     tl.store(record_ptr + b * record_stride + record_stride - 1, n + 1)
+    host = host_ptr + (tl.load(turn_ptr) & (TURNS - 1)) * turn_stride + b * record_stride
+    tl.store(host + j, tl.where(j == MP - 1, n + 1, committed), mask=(j < M) | (j == MP - 1))
     tl.store(tokens_ptr + b * token_stride, last)
     tl.store(limit_ptr + b, tl.minimum(tl.load(cap_ptr + b), M - 1))
     # Idle lanes on the null slot stop at the end of the cache; live ones end before it.

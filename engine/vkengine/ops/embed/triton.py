@@ -18,6 +18,7 @@ def embed_kernel(
     squares_ptr,
     pos_ptr,
     next_pos_ptr,
+    turn_ptr,
     token_stride,
     V,
     M: tl.constexpr,
@@ -43,6 +44,8 @@ def embed_kernel(
     tl.store(squares_ptr + r * (H // GROUP) + part, squares, mask=part < H // GROUP)
     if r % M == 0:
         tl.store(pos_ptr + b, tl.load(next_pos_ptr + b))
+    if r == 0:
+        tl.store(turn_ptr, tl.load(turn_ptr) + 1)
 
 
 @triton.jit

@@ -16,12 +16,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from vkengine.models.layout import MoeWeights
-from vkengine.ops.moe.triton_select import select_experts
-from vkengine.ops.triton_common import hand_over, silu, sum8
-from vkengine.ops.triton_config import chunk, hand_over_mode
+from vkengine.ops.moe.triton_select import APART, select_experts
+from vkengine.ops.triton_common import ask_for, hand_over, silu, sum8
+from vkengine.ops.triton_config import ahead_bytes, chunk, hand_over_mode
 from vkengine.ops.triton_gemv import partial_squares, swiglu_dot, tile_dot
 from vkengine.ops.triton_launch import Stream, centred, counter, stream_of
 from vkengine.rows import Rows, Workspace
@@ -32,6 +31,8 @@ SHARED_BN = 4
 GATE_UP_BN = 4
 GATE_UP_WARPS = 4
 DOWN_BN = 4
+#: Programs of gate/up that ask for the next product: as many as find room beside the router.
+AHEAD_PROGRAMS = tl.constexpr(128)
 
 
 @triton.jit
@@ -42,6 +43,7 @@ def route_kernel(
     norm_ptr,
     logits_ptr,
     ids_ptr,
+    choice_ptr,
     weights_ptr,
     shared_ptr,
     act_ptr,
@@ -74,7 +76,9 @@ def route_kernel(
         done = tl.atomic_add(counter_ptr, 1, sem="acq_rel")
         if done == n_router - 1:
             tl.store(counter_ptr, 0)
-            select_experts(logits_ptr, ids_ptr, weights_ptr, shared_ptr, R, LANES, E, TOPK)
+            select_experts(
+                logits_ptr, ids_ptr, choice_ptr, weights_ptr, shared_ptr, R, LANES, E, TOPK
+            )
     else:
         tile = pid - n_router
         rows = tile * BN + tl.arange(0, BN)
@@ -91,8 +95,9 @@ def gate_up_kernel(
     gate_up_ptr,
     x_ptr,
     norm_ptr,
-    ids_ptr,
+    choice_ptr,
     act_ptr,
+    next_ptr,
     eps,
     n_pairs,
     K: tl.constexpr,
@@ -102,9 +107,13 @@ def gate_up_kernel(
     BK: tl.constexpr,
     P: tl.constexpr,
     PP: tl.constexpr,
+    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
     pid = tl.program_id(0)
+    if AHEAD > 0 and pid < AHEAD_PROGRAMS:
+        # Memory is idle from here until the choice is made and the experts are asked for.
+        ask_for(next_ptr, pid, AHEAD)
     tile = pid // n_pairs
     pair = pid % n_pairs
     row = pair // TOPK
@@ -114,9 +123,11 @@ def gate_up_kernel(
     for c in tl.static_range(K // BK):
         xs = xs + (tl.load(x_ptr + row * K + c * BK + k),)
     squares = partial_squares(norm_ptr, row, P, PP)
-    if PDL:
-        gdc_wait()
-    expert = tl.load(ids_ptr + pair)
+    # Not the end of the router's launch, only the choice itself is waited for: its programs all run
+    # by the time one of these does.
+    expert = tl.load(choice_ptr + pair * APART, volatile=True) - 1
+    while expert < 0:
+        expert = tl.load(choice_ptr + pair * APART, volatile=True) - 1
     i = tl.arange(0, 2 * BN)
     n = tile * BN + i // 2
     rows = n + (i % 2) * I
@@ -127,8 +138,7 @@ def gate_up_kernel(
             tl.load(w + c * BK, mask=(n < I)[:, None], other=0.0, eviction_policy="evict_first"),
         )
     # After the loads: the compiler moves none of them across it, and so asks for all at once.
-    if PDL:
-        gdc_launch_dependents()
+    hand_over(PDL)
     acc = tl.zeros([2 * BN, BK // 8], tl.float32)
     for c in tl.static_range(K // BK):
         x = xs[c].to(tl.float32)
@@ -145,6 +155,7 @@ def down_kernel(
     down_ptr,
     act_ptr,
     ids_ptr,
+    choice_ptr,
     weights_ptr,
     shared_ptr,
     gain_ptr,
@@ -159,6 +170,7 @@ def down_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
     GROUP: tl.constexpr,
+    TOPK_PADDED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     pid = tl.program_id(0)
@@ -193,6 +205,10 @@ def down_kernel(
     before = tl.load(h_ptr + r * H + rows, mask=mask, other=0.0)
     gain = tl.load(gain_ptr + rows, mask=mask, other=0.0).to(tl.float32) + 1.0
     hand_over(PDL)
+    if pid < R:
+        # Every program that waited for this choice has ended: ready for the next layer's.
+        ranks = tl.arange(0, TOPK_PADDED)
+        tl.store(choice_ptr + (pid * TOPK + ranks) * APART, 0, mask=ranks < TOPK)
     acc = tl.zeros([BN, BK // 8], tl.float32)
     for j in tl.static_range(TOPK + 1):
         for c in tl.static_range(I // BK):
@@ -206,8 +222,11 @@ def down_kernel(
     tl.store(squares_ptr + r * (H // GROUP) + part, squares, mask=part < H // GROUP)
 
 
-def run(stream: Stream, w: MoeWeights, ws: Workspace, gain: Tensor) -> None:
-    """``stream += moe(norm(stream))``; ``gain``: of the norm that reads the stream next."""
+def run(
+    stream: Stream, w: MoeWeights, ws: Workspace, gain: Tensor, after: Tensor | None = None
+) -> None:
+    """``stream += moe(norm(stream))``; ``gain``: of the norm that reads the stream next, ``after``:
+    the product that does."""
     c = w.config
     rows, hidden = stream.h.shape
     e, k, width = c.num_experts, c.experts_per_token, c.expert_size
@@ -215,6 +234,7 @@ def run(stream: Stream, w: MoeWeights, ws: Workspace, gain: Tensor) -> None:
         raise ValueError("moe: the kernels need a shared expert as wide as the routed ones")
     dtype = w.gate_up.dtype
     pdl = hand_over_mode(stream.h.device)
+    ahead = ahead_bytes(after, AHEAD_PROGRAMS.value, pdl)
     parts = stream.squares.shape[1]
     padded = triton.next_power_of_2(parts)
     max_rows = 8
@@ -223,6 +243,7 @@ def run(stream: Stream, w: MoeWeights, ws: Workspace, gain: Tensor) -> None:
         part = slice(first, first + r)
         logits = ws.get("moe.logits", (r, e + 1))
         ids = ws.get("moe.ids", (r, k), torch.int32)
+        choice = counter(ws, "moe.choice", r * k * APART.value)
         weights = ws.get("moe.weights", (r, k))
         shared = ws.get("moe.shared", (r,))
         act = ws.get("moe.act", (r * (k + 1), width), dtype)
@@ -235,6 +256,7 @@ def run(stream: Stream, w: MoeWeights, ws: Workspace, gain: Tensor) -> None:
             squares,
             logits,
             ids,
+            choice,
             weights,
             shared,
             act,
@@ -259,8 +281,9 @@ def run(stream: Stream, w: MoeWeights, ws: Workspace, gain: Tensor) -> None:
             w.gate_up,
             x,
             squares,
-            ids,
+            choice,
             act,
+            after if after is not None else w.router,
             c.rms_eps,
             r * k,
             K=hidden,
@@ -270,6 +293,7 @@ def run(stream: Stream, w: MoeWeights, ws: Workspace, gain: Tensor) -> None:
             BK=chunk(hidden, GATE_UP_WARPS),
             P=parts,
             PP=padded,
+            AHEAD=ahead,
             PDL=pdl,
             num_warps=GATE_UP_WARPS,
             launch_pdl=pdl > 0,
@@ -279,6 +303,7 @@ def run(stream: Stream, w: MoeWeights, ws: Workspace, gain: Tensor) -> None:
             w.down,
             act,
             ids,
+            choice,
             weights,
             shared,
             gain,
@@ -293,6 +318,7 @@ def run(stream: Stream, w: MoeWeights, ws: Workspace, gain: Tensor) -> None:
             BN=DOWN_BN,
             BK=chunk(width, warps),
             GROUP=hidden // parts,
+            TOPK_PADDED=triton.next_power_of_2(k),
             PDL=hand_over_mode(stream.h.device, early=True),
             num_warps=warps,
             launch_pdl=pdl > 0,

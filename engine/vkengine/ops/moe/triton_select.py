@@ -10,12 +10,16 @@ from vkengine.ops.triton_common import sigmoid
 #: Experts per tile: one 16-byte load a thread of a warp.
 SPAN = tl.constexpr(128)
 LOWEST = tl.constexpr(-0x7FFFFFFF - 1)
+#: Distance of two choices that are waited for: a cache line each, or the programs that look at them
+#: again and again would all stand before one slice of the cache.
+APART = tl.constexpr(32)
 
 
 @triton.jit
 def select_experts(
     logits_ptr,
     ids_ptr,
+    choice_ptr,
     weights_ptr,
     shared_ptr,
     R: tl.constexpr,
@@ -77,6 +81,9 @@ def select_experts(
         total += weight
         raw = raw + (weight,)
     once = lane < R
+    # First what others wait for; one more than the id, so that zero is "not yet".
+    for j in tl.static_range(TOPK):
+        tl.store(choice_ptr + (row * TOPK + j) * APART, ids[j] + 1, mask=once)
     for j in tl.static_range(TOPK):
         tl.store(ids_ptr + row * TOPK + j, ids[j], mask=once)
         tl.store(weights_ptr + row * TOPK + j, raw[j] / total, mask=once)
