@@ -7,11 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from docker.errors import DockerException
 from own_daemon import IMAGE, ROOT, Daemon
 
 from finalbench.arms import ARMS
 from finalbench.errors import EnvironmentMissing, UsageError
+from finalbench.runtime import container_launch
 from finalbench.runtime.container_exit import describe_container_exit
 from finalbench.runtime.container_gpu import choose, host_uuids
 from finalbench.runtime.container_images import (
@@ -133,6 +135,26 @@ def test_gpus_follow_the_visible_devices(tmp_path: Path, monkeypatch: pytest.Mon
     assert choose(every, 2) == every[:2]
     with pytest.raises(EnvironmentMissing, match="4 GPUs asked for, 3 here"):
         choose(every, 4)
+
+
+def test_compose_runs_what_the_runtime_runs() -> None:
+    """The same images under the same restrictions, on ports that only this machine sees."""
+    document = yaml.safe_load((ROOT / "containers" / "compose.yaml").read_text())
+    assert set(document["services"]) == {"vk", "stock"}
+    ports = []
+    for name, service in document["services"].items():
+        assert service["image"] == SHIPPED.servers[name].image
+        assert service["init"] is True and service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["pids_limit"] == container_launch._PIDS
+        assert service["entrypoint"] == ["vk-model"]
+        assert all(volume.endswith(":ro") for volume in service["volumes"])
+        assert service["environment"]["HF_HUB_OFFLINE"].endswith(":-1}")
+        ports += service["ports"]
+    assert len(set(ports)) == 2 and all(port.startswith("127.0.0.1:") for port in ports)
+    profiles = {n: s["environment"]["VK_PROFILE"] for n, s in document["services"].items()}
+    assert profiles == {"vk": "vkae", "stock": "stock"}
 
 
 def test_build_lists_its_images() -> None:
