@@ -58,7 +58,8 @@ class Engine:
         self.default_draft = default_draft
         self.drafter = drafter
         self.oracles: dict[str, Oracle] = {}
-        self._threads = threads
+        # Rows were proven independent at this number of threads, so a later change is undone.
+        self._threads = threads if threads is not None else torch.get_num_threads()
         self._free = list(range(self.max_sequences - 1, -1, -1))
         self._running: dict[str, Sequence] = {}
         self._done: list[Output] = []
@@ -149,7 +150,7 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[Output]:
         """Prefill what waits, then one round for every sequence that decodes."""
-        if self._threads is not None and torch.get_num_threads() != self._threads:
+        if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         self._done = []
         running = list(self._running.values())

@@ -97,13 +97,16 @@ def test_length_is_bounded_by_the_context() -> None:
         eng.add("r", prompt(64), greedy())
 
 
-@pytest.mark.parametrize("method", ["none", "mtp", "ngram"])
+@pytest.mark.parametrize("method", ["none", "mtp", "ngram", "oracle"])
 def test_e60_one_logprob_entry_per_token(method: str) -> None:
     eng = engine()
     ids = prompt(14) + prompt(14)
     draft = Draft(method, 3) if method != "none" else Draft()
+    if method == "oracle":  # rounds of one to four tokens
+        eng.oracles["r"] = Oracle(generate(eng, ids, greedy()), lambda r: (3, r % 4), VOCAB)
     got = outputs(eng, ids, greedy(logprobs=2, draft=draft))
     tokens = [t for o in got for t in o.token_ids]
+    assert method != "oracle" or max(len(o.token_ids) for o in got) == 4
     entries = [e for o in got for e in o.logprobs]
     assert [e.token_id for e in entries] == tokens
     with torch.no_grad():
@@ -169,18 +172,58 @@ def test_seeds_choices_and_their_defaults() -> None:
     assert [t for o in drawn for t in o.token_ids] == run(seed=seed)
 
 
-def test_e45_a_banned_id_never_appears() -> None:
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_e45_a_bias_reaches_every_row_of_a_round(temperature: float) -> None:
+    """Banned ids never appear, and one raised above all others always does, k = 1..5."""
     eng = engine()
     ids = prompt(8)
-    banned = generate(eng, ids, greedy())[:3]
+    base = {"temperature": temperature, "max_tokens": 16, "ignore_eos": True, "seed": 4}
+    # Ban what each position would like best, so that every row needs its ban.
+    banned: set[int] = set()
+    while len(banned) < 8:
+        bias = dict.fromkeys(banned, -100.0)
+        params = SamplingParams(**base, logit_bias=bias, logprobs=1)
+        run = outputs(eng, ids, params)
+        banned |= {o.logprobs[0].top[0][0] for o in run}
     bias = dict.fromkeys(banned, -100.0)
-    for k in range(6):
-        for base in (greedy(logit_bias=bias), SamplingParams(
-            max_tokens=24, ignore_eos=True, seed=k, logit_bias=bias
-        )):  # fmt: skip
-            values = {n: getattr(base, n) for n in SamplingParams.__slots__}
-            params = SamplingParams(**{**values, "draft": Draft("mtp", k) if k else Draft()})
-            assert not set(banned) & set(generate(eng, ids, params))
+    wanted = [i for o in run for i in (o.logprobs[0].top[0][0],)]
+    truth = generate(eng, ids, SamplingParams(**base, logit_bias=bias))
+    assert len(set(wanted)) > 3 and not banned & set(truth)
+    always = SamplingParams(**base, logit_bias={7: 1000.0})
+    for k in range(1, 6):
+        for bias_of, want in ((bias, truth), (always.logit_bias, [7] * 16)):
+            eng.oracles["r"] = Oracle(want, lambda r, k=k: (k, k), VOCAB)
+            params = SamplingParams(**base, logit_bias=bias_of, draft=Draft("oracle", k))
+            got = outputs(eng, ids, params)
+            assert [t for o in got for t in o.token_ids] == want, k
+            assert len(got) == 1 + -(-15 // (k + 1))  # all accepted: every row counted
+
+
+def test_e46_e49_e98_penalties_count_each_token_once() -> None:
+    """Against counts kept in plain Python and logits of transformers, in rounds of many tokens."""
+    eng = engine()
+    ids = prompt(10)
+    liked = dict.fromkeys(range(20, 26), 6.0)  # these come again and again
+    penalties = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.9}
+    penalties["logit_bias"] = liked
+    want: list[int] = []
+    while len(want) < 20:
+        with torch.no_grad():
+            row = reference()(torch.tensor([ids + want])).logits[0, -1].tolist()
+        for token, bias in liked.items():
+            row[token] += bias
+        for token in {*ids, *want}:
+            row[token] = row[token] / 1.3 if row[token] > 0 else row[token] * 1.3
+        for token in set(want):
+            row[token] -= 0.4 + 0.9 * want.count(token)
+        want.append(max(range(VOCAB), key=lambda i: row[i]))
+    assert len(set(want)) < 15  # many come twice or more, or counts would not matter
+    params = greedy(max_tokens=20, **penalties)
+    assert generate(eng, ids, params) == want
+    for k in (1, 4):
+        eng.oracles["r"] = Oracle(want, lambda r, k=k: (k, r % (k + 1)), VOCAB)
+        drafted = greedy(max_tokens=20, **penalties, draft=Draft("oracle", k))
+        assert generate(eng, ids, drafted) == want
 
 
 @pytest.mark.parametrize(
