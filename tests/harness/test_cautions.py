@@ -23,19 +23,22 @@ from finalbench.gate import GateResult, gate, to_json, to_junit, to_markdown
 
 pytestmark = pytest.mark.usefixtures("drawn_once")
 
-SMALL = ("workload.requests=2", "measure.blocks=2", "axes.seq_len=[512]")
+SMALL = (
+    "workload.requests=2",
+    "measure.blocks=2",
+    "axes.seq_len=[512]",
+    "axes.draft=[none,mtp3]",
+    "axes.sampling=[greedy]",
+)
 KINDS = {
     "unverified": ((), ("unverified",)),
-    "random": (("serving.weights=random:1",), ("random weights", "unverified")),
     "synthetic": (
         # Drafts of every depth, so that each row of VK is synthetic.
         (
             "serving.weights=random:1",
             "drafts.mtp1.acceptance=0.8",
-            "drafts.mtp2.acceptance=0.8",
             "drafts.mtp3.acceptance=0.8",
-            "axes.draft=[mtp1,mtp2,mtp3]",
-            "axes.sampling=[greedy]",
+            "axes.draft=[mtp1,mtp3]",
             "arms=[vk]",
             "baseline=null",
         ),
