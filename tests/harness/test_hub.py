@@ -16,17 +16,26 @@ import report_runs as runs
 import yaml
 from huggingface_hub import DatasetCard, EvalResultEntry, HfApi, parse_eval_result_entries
 
-from finalbench import hub, report
+from finalbench import hub
 from finalbench.bundle import seal
 from finalbench.errors import BundleBroken, EnvironmentMissing, UsageError
 from finalbench.hub.dataset import read_index
 from finalbench.hub.eval_results import eval_results
+from finalbench.report import markdown
+from finalbench.report.build import build_page
+from finalbench.report.tables import all_tables
 from finalbench.testing.fake_hub import FakeHub
 
 pytestmark = pytest.mark.usefixtures("drawn_once")
 
 REPO = "lab/results"
-SMALL = ("workload.requests=2", "measure.blocks=2", "axes.seq_len=[512]")
+SMALL = (
+    "workload.requests=2",
+    "measure.blocks=2",
+    "axes.seq_len=[512]",
+    "axes.draft=[none,mtp3]",
+    "axes.sampling=[greedy]",
+)
 
 
 @pytest.fixture
@@ -394,8 +403,8 @@ def test_pull_verifies_and_gives_one_leaderboard(
     found = hub.pull(REPO, tmp_path / "out", api=client(fake))
     assert [item.problem for item in found] == [None, None]
     paths = [Path(item.path) for item in found if item.path]
-    report.render(paths, tmp_path / "board")
-    text = (tmp_path / "board" / "leaderboard.md").read_text()
+    page = build_page(paths)
+    text = markdown.leaderboard(page, all_tables(page))
     assert all(upload.run_id in text for upload in uploads)
     assert hub.pull(REPO, tmp_path / "out", api=client(fake)) == found
 

@@ -17,6 +17,13 @@ from finalbench.record import PromptRecord, ServerRecord
 
 pytestmark = pytest.mark.usefixtures("drawn_once")
 
+SMALL = (
+    "workload.requests=2",
+    "measure.blocks=2",
+    "axes.seq_len=[512]",
+    "axes.draft=[mtp3]",
+    "axes.sampling=[greedy]",
+)
 # Made-up values in the shapes of real ones, put together here so that no scanner trips over them.
 BODY = "Zq7" * 14
 SECRETS = {
@@ -109,7 +116,7 @@ def test_a_document_is_cleaned_by_name_and_by_shape() -> None:
 
 def planted(root: Path) -> Path:
     """A sealed run with secrets in all it holds: arguments, settings, log, errors, prompts."""
-    path = runs.make_run(root, runs.scenario("workload.requests=2"))
+    path = runs.make_run(root, runs.scenario(*SMALL))
     lines = (path / "servers.jsonl").read_text().splitlines()
     server = ServerRecord.model_validate_json(lines[0])
     command = (*server.command, "--api-key", SECRETS["openai"])
@@ -177,7 +184,7 @@ def test_the_cleaned_copy_still_verifies(tmp_path: Path) -> None:
 
 
 def test_a_run_without_secrets_goes_out_untouched(tmp_path: Path) -> None:
-    path = runs.make_run(tmp_path, runs.scenario("workload.requests=2"))
+    path = runs.make_run(tmp_path, runs.scenario(*SMALL))
     root = seal(path).root
     upload = plan_upload(path, "lab/results", environment={})
     assert upload.row.root == root
@@ -192,7 +199,7 @@ def test_the_last_search_blocks_and_never_prints_the_secret() -> None:
 
 
 def test_an_unsealed_or_edited_run_is_not_planned(tmp_path: Path) -> None:
-    path = runs.make_run(tmp_path, runs.scenario("workload.requests=2"))
+    path = runs.make_run(tmp_path, runs.scenario(*SMALL))
     with pytest.raises(BundleBroken, match=r"manifest\.json"):
         plan_upload(path, "lab/results", environment={})
     seal(path)
