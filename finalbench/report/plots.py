@@ -130,7 +130,8 @@ def _lines(axes: Axes, figure: Figure) -> None:
         ys = [point.y for point in series.points]
         tone = TONES[series.tone]
         if series.reference:
-            axes.plot(xs, ys, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.4, label=series.name)
+            draw = axes.plot if len(xs) > 1 else lambda x, y, **how: axes.axhline(y[0], **how)
+            draw(xs, ys, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.4, label=series.name)
             continue
         many = len(xs) > 40
         axes.errorbar(

@@ -101,8 +101,8 @@ def board_table(board: Board, index: int = 0) -> Table:
     notes = [f"Compared at equal {board.compares}."]
     if board.resolution is not None:
         notes.append(
-            f"Differences under {phrases.share(board.resolution)} cannot be told apart here; "
-            "rows marked = share a rank."
+            "Neighbours are compared block by block; the least resolved pair here needs a "
+            f"difference of {phrases.share(board.resolution)} to be told apart. Rows marked = share a rank."
         )
     if board.note:
         notes.append(board.note)
