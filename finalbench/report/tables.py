@@ -102,7 +102,8 @@ def board_table(board: Board, index: int = 0) -> Table:
     if board.resolution is not None:
         notes.append(
             "Neighbours are compared block by block; the least resolved pair here needs a "
-            f"difference of {phrases.share(board.resolution)} to be told apart. Rows marked = share a rank."
+            f"difference of {phrases.share(board.resolution)} to be told apart. "
+            "Rows marked = share a rank."
         )
     if board.note:
         notes.append(board.note)
