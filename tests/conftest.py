@@ -15,7 +15,7 @@ Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 #: Set by `.ci/run`: a skipped test fails there, since CI installs everything the tests need.
 NO_SKIPS = "FINALBENCH_TESTS_NO_SKIPS"
 #: Tests of other people's programs that CI does not install, by the reason they give.
-OPTIONAL = ("guidellm is not installed",)
+OPTIONAL = ("guidellm is not installed", "schemathesis is not installed")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -104,7 +104,7 @@ def test_e32_e33_e34_distribution_of_200000_draws(name: str) -> None:
     sampler = Sampler(params, make_processors(params, [1], [], V), 77, V)
     scores = process(logits[None], sampler.processors, 0, [])[0]
     draws = 200_000
-    noise = _noise_of_positions(77, draws)
+    noise = noise_of(77, draws, V)
     assert torch.allclose(noise[123], sampler.noise_at(123))
     tokens = (scores + noise).argmax(-1)
     # The sampler itself draws these very tokens, position by position.
@@ -120,10 +120,10 @@ def test_e32_e33_e34_distribution_of_200000_draws(name: str) -> None:
 
 
 @cache
-def _noise_of_positions(seed: int, draws: int) -> torch.Tensor:
+def noise_of(seed: int, draws: int, vocab: int) -> torch.Tensor:
     """The keyed noise of many positions at once: the same words, keys as tensors."""
     keys = torch.tensor([row_key(seed, 0, p) for p in range(draws)], dtype=torch.int64)
-    return _noise(keys, torch.arange(V, dtype=torch.int32))
+    return _noise(keys, torch.arange(vocab, dtype=torch.int32))
 
 
 def _noise(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -142,7 +142,7 @@ def test_acceptance_under_coupling_is_that_of_shared_noise() -> None:
     generator = torch.Generator().manual_seed(0)
     target = torch.randn(V, generator=generator)
     drafter = target + 0.3 * torch.randn(V, generator=generator)
-    noise = _noise_of_positions(5, 100_000)
+    noise = noise_of(5, 100_000, V)
     same = ((target + noise).argmax(-1) == (drafter + noise).argmax(-1)).double().mean()
     simulated = -torch.log(-torch.log(torch.rand(100_000, V, generator=generator)))
     agree = (target + simulated).argmax(-1) == (drafter + simulated).argmax(-1)

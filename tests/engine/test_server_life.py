@@ -115,6 +115,8 @@ def test_a_request_that_never_fits_is_refused(tokenizer: Tokenizer) -> None:
         assert reply.status == 503
         assert "retry-after" in reply.headers
         assert server.idle()
+        text = server.send("GET", "/metrics").body.decode()
+        assert 'vk:request_rejected_total{model_name="fake",engine="0"} 1' in text
 
 
 def test_many_clients_lose_and_double_no_token(tokenizer: Tokenizer) -> None:
