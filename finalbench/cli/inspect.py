@@ -132,7 +132,9 @@ def doctor(
             metavar="BEHAVIOUR", help="Serve the toy server instead: `ok`, or a fault by name."
         ),
     ] = None,
-    port: Annotated[int, typer.Option(help="The toy's port; 0 takes a free one.")] = 0,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The toy's port; 0 takes a free one.")
+    ] = 0,
     offline: Annotated[
         bool, typer.Option("--offline", help="Also: is everything here that no network can bring?")
     ] = False,

@@ -329,7 +329,16 @@ def read_until(process: subprocess.Popen[str], text: str) -> None:
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("phase", ["starting vk", ": vk 32", "starting stock", "scoring"])
+@pytest.mark.parametrize(
+    "phase",
+    [
+        "starting vk",
+        ": vk 32",
+        "starting stock",
+        "scoring",
+        pytest.param("in turns", marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_leaves_no_process_and_a_resumable_run(
     tmp_path: Path, phase: str, number: int
 ) -> None:
