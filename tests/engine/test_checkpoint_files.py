@@ -108,6 +108,7 @@ def test_truncated_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["mtp.fc.weight", "mtp.layers.0.self_attn.k_norm.weight"])
 def test_any_missing_mtp_tensor_refuses_drafting(tmp_path: Path, name: str) -> None:
+    """E17: whether drafts can be had is known at the start."""
     folder = broken(tmp_path, lambda t: t.pop(name))
     refused(folder, name, default_draft=Draft("mtp", 2))
     eng = load_engine(str(folder), max_model_len=128)

@@ -39,7 +39,7 @@ def test_last_output_carries_reason_and_counts() -> None:
 
 
 def test_counts_are_those_of_the_oracle() -> None:
-    """Acceptance counters against known accept lengths."""
+    """Acceptance counters against known accept lengths (E96: what was asked for is what ran)."""
     eng = engine()
     truth = generate(eng, prompt(12), greedy())
     eng.oracles["o"] = Oracle(truth, lambda r: (4, r % 3), VOCAB)
@@ -267,6 +267,7 @@ def test_ngram_proposes_what_followed() -> None:
 
 
 def test_auto_k_follows_acceptance() -> None:
+    """E86: drafts that cannot pay are switched off, but for a probe now and then."""
     good, bad = AutoK(0.15), AutoK(0.15)
     for _ in range(60):
         k = good.choose()

@@ -120,6 +120,7 @@ def test_several_accepted_rows_equal_one_by_one() -> None:
 
 
 def test_pruned_head_scores_its_rows_alone() -> None:
+    """E85: row i of a pruned head is vocabulary id i."""
     ids = prompt(12)
     hidden = trunk_hidden(True, ids)
     eng = engine()

@@ -43,6 +43,7 @@ def test_models(client: openai.OpenAI) -> None:
 
 
 def test_completion_and_stream_agree(client: openai.OpenAI) -> None:
+    """E61: counts are those of the emitted ids."""
     extra = {"return_token_ids": True, "top_k": 5, "min_tokens": 2}
     whole = client.completions.create(
         model="fake", prompt="The cat", max_tokens=9, seed=1, logprobs=2, extra_body=extra
