@@ -7,6 +7,7 @@ pip and `vk --help` take. torch and the rest are shown inside when a container r
 from __future__ import annotations
 
 import io
+import os
 import re
 import shutil
 import subprocess
@@ -20,9 +21,6 @@ from pathlib import Path
 from docker import DockerClient
 from own_daemon import ROOT
 
-sys.path.insert(0, str(ROOT / "containers"))
-import build as builder
-
 BASE = "finalbench-test/python:1"
 _TOOLS = ("sh", "mkdir", "touch", "chmod", "cat")
 _PACKAGES = ("setuptools", "typer", "annotated-doc", "shellingham", "click", "rich", "pygments")
@@ -31,21 +29,22 @@ _STDLIB_LEFT_OUT = {"site-packages", "test", "idlelib", "tkinter", "turtledemo",
 SITE = sysconfig.get_paths()["purelib"]
 
 
-def build_bases(client: DockerClient) -> None:
-    """`vk`, `stock` and the thin image of vk-tiny, from the shipped Dockerfiles."""
-    client.api.import_image_from_data(_tar(), repository=BASE.split(":")[0], tag="1", changes=[
-        f"ENV PATH={sys.base_prefix}/bin:/usr/bin PYTHONPATH={_BUILD_PACKAGES}",
-    ])  # fmt: skip
-    extra = {
-        **builder.labels(),
-        "SOURCE": "test",
-        "PIP_ARGUMENTS": "--no-deps --no-build-isolation --no-index",
-        "STOCK_KERNELS": "",
-    }
-    catalogue = builder.load_catalogue(ROOT / "containers" / "images.yaml")
-    wanted = ["vk", "stock", "vk-vk-tiny"]
-    for what in builder.select(builder.builds(catalogue, base=BASE, pinned=False), wanted):
-        builder.build(client, what, extra=extra, network="host")
+def build_bases(url: str, client: DockerClient) -> None:
+    """`vk`, `stock` and the thin image of vk-tiny, by the command that `make images` runs."""
+    repository, _, tag = BASE.rpartition(":")
+    path = f"ENV PATH={sys.base_prefix}/bin:/usr/bin PYTHONPATH={_BUILD_PACKAGES}"
+    client.api.import_image_from_data(_tar(), repository=repository, tag=tag, changes=[path])
+    words = [sys.executable, str(ROOT / "containers" / "build.py"), "vk", "stock", "vk-vk-tiny"]
+    words += ["--base", BASE, "--network", "host", "--source", "test", "--stock-kernels", ""]
+    words += ["--pip-arguments=--no-deps --no-build-isolation --no-index"]
+    environment = os.environ | {"DOCKER_HOST": url}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [
+        "finalbench/vk:0.1.0",
+        "finalbench/stock:0.1.0",
+        "vk-vk-tiny:0.1.0",
+    ]
 
 
 def _tar() -> bytes:

@@ -41,7 +41,7 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def images(daemon: Daemon) -> Iterator[None]:
-    build_bases(daemon.client)
+    build_bases(daemon.url, daemon.client)
     yield
     for name in (MODEL, STOCK, VK):
         daemon.client.images.remove(name, force=True)
