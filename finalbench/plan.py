@@ -156,10 +156,11 @@ def _cells(scenario: Scenario) -> Iterable[Cell]:
     undrafted = DraftSetting()
     for arm in scenario.arms:
         drafts = ARMS[arm].drafts != "none"
+        limit = scenario.output_limits.get(arm)
         seen: set[str] = set()
         for point, axis in _points(scenario).items():
             draft = scenario.drafts[point.draft] if drafts else undrafted
-            if not serves_draft(arm, draft):
+            if not serves_draft(arm, draft) or (limit is not None and point.output_len > limit):
                 continue
             # In an arm without drafts a point that differs only in its draft is the base again.
             kept: Axis = "base" if not drafts and axis == "draft" else axis

@@ -194,6 +194,9 @@ class Scenario(Frozen):
     drafts: Annotated[dict[Name, DraftSetting], Field(min_length=1)]
     axes: Axes
     base: Point
+    #: Longest output of an arm's cells, for a baseline that would need hours for the long ones: it
+    #: is compared where both arms have a cell.
+    output_limits: dict[Name, PositiveInt] = Field(default_factory=dict)
     workload: Workload
     measure: Measure = Measure()
     estimates: dict[Name, Estimate] = Field(default_factory=dict)
@@ -204,6 +207,8 @@ class Scenario(Frozen):
         body = self.model_dump(mode="json", exclude=excluded)
         if self.axes.cache == ("cold",):  # the axis came later: what it leaves alone keeps its hash
             del body["axes"]["cache"], body["base"]["cache"]
+        if not self.output_limits:  # so did this
+            del body["output_limits"]
         return digest(body | {"workload": self.workload.identity()})
 
     @model_validator(mode="after")
@@ -230,6 +235,14 @@ class Scenario(Frozen):
                 raise ValueError(
                     f"base.{axis}: {getattr(self.base, axis)!r} is not in axes.{axis} "
                     f"{list(values)}; set both"
+                )
+        for arm, limit in self.output_limits.items():
+            if arm not in self.arms:
+                raise ValueError(f"output_limits: {arm} is not among arms {list(self.arms)}")
+            if limit < min(self.axes.output_len):
+                raise ValueError(
+                    f"output_limits.{arm}: no cell is left; axes.output_len has "
+                    f"{list(self.axes.output_len)}, so add {limit} or less to it"
                 )
         longest = max(self.axes.seq_len) + max(self.axes.output_len)
         if longest > self.model.context:

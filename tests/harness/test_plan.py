@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from finalbench.errors import UsageError
 from finalbench.plan import Cell, make_plan, unequal_settings
 from finalbench.scenario import Scenario, load_scenario, parse_override, scenario_files
 
@@ -126,3 +127,15 @@ def test_c03_compared_servers_are_planned_alike(name: str) -> None:
     # What tells arms apart may differ.
     servers = {**plan.servers, second: {**plan.servers[second], "profile": "x", "draft": "mtp3"}}
     assert unequal_settings(plan.model_copy(update={"servers": servers})) == []
+
+
+def test_a_slow_arm_takes_part_in_the_short_cells_alone() -> None:
+    sizes = ("axes.output_len=[16,64]", "base.output_len=16")
+    whole = make_plan(scenario(*sizes)).cells
+    cut = make_plan(scenario(*sizes, "output_limits.stock=16")).cells
+    assert [c for c in whole if c.arm != "stock" or c.output_len <= 16] == list(cut)
+    assert any(c.arm == "vk" and c.output_len == 64 for c in cut)
+    with pytest.raises(UsageError, match="no cell is left"):
+        scenario(*sizes, "output_limits.stock=8")
+    with pytest.raises(UsageError, match="not among arms"):
+        scenario(*sizes, "output_limits.vllm=16")
