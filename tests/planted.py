@@ -51,6 +51,11 @@ FAULTS = (
         "test_state_rollback.py::test_e02_state_after_accept_j_is_that_of_j_single_steps",
     ),
     Fault(
+        "E02", "the rings hold the window and half of the drafts", "state.py",
+        "RING = 16", "RING = 8",
+        "test_state_rollback.py::test_e02_state_after_accept_j_is_that_of_j_single_steps",
+    ),
+    Fault(
         "E04", "one draft too many counts as accepted", "step.py",
         "        if not good:\n            break", "        if not good:\n            return n + 1",
         "test_step_exact.py::test_oracle_with_every_accept_length",
@@ -217,8 +222,8 @@ FAULTS = (
         "test_engine_requests.py::test_auto_k_follows_acceptance",
     ),
     Fault(
-        "E89", "k = 0 drafts all the same", "sequence.py",
-        "        if not self.draft.active:\n            return 0\n        k =", "        k = 1 +",
+        "E89", "k = 0 drafts all the same", "sampling.py",
+        'self.method != "none" and self.k != 0', 'self.method != "none"',
         "test_step_exact.py::test_e89_no_drafts_asked_for_is_no_drafting",
     ),
     Fault(
