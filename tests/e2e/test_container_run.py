@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from own_daemon import TOY_VK, Daemon, environment_for, images_file, running_daemon
 
 from finalbench.record import load_run
@@ -109,6 +110,27 @@ def test_a_container_killed_in_a_measurement_fails_its_cell(engine: Daemon, tmp_
     run = load_run(only_run(results)).run
     assert run.status == "partial"
     assert "killed by SIGKILL" in run.failures[0].reason
+    assert engine.containers() == []
+
+
+def test_memory_that_runs_out_in_a_measurement_fails_its_cell(
+    engine: Daemon, tmp_path: Path
+) -> None:
+    results, trigger = tmp_path / "results", tmp_path / "shown" / "now"
+    trigger.parent.mkdir()
+    inside = {"PATH": "/usr/bin:/bin", "TOY": "ok,step_ms=300", "TOY_HOG_WHEN": str(trigger)}
+    path = images_file(tmp_path, entry=TOY_VK, environment=inside, memory="256m")
+    document = yaml.safe_load(path.read_text())
+    document["servers"]["any"]["mounts"].append(str(trigger.parent))
+    path.write_text(yaml.safe_dump(document))
+    words = [*command(results, workload__requests="4"), "--arms", "vk"]
+    process = started(words, environment_for(engine.url, path), engine)
+    trigger.touch()
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 4, err
+    run = load_run(only_run(results)).run
+    assert run.status == "partial"
+    assert "out of memory (limit 256m)" in run.failures[0].reason
     assert engine.containers() == []
 
 
