@@ -151,6 +151,11 @@ FAULTS = (
         "test_sampling_rules.py::test_e32_e33_e34_distribution_of_200000_draws",
     ),
     Fault(
+        "E38", "penalties are left out", "ops/sample/reference.py",
+        "x = penalise(x, p, drafts)", "pass",
+        "test_sampling_rules.py::test_e32_e33_e34_distribution_of_200000_draws",
+    ),
+    Fault(
         "E40", "every lane draws with the first lane's key", "step.py",
         "else lane.sampler.choose(", "else lanes[0].sampler.choose(",
         "test_step_exact.py::test_e14_e70_alone_equals_among_others",

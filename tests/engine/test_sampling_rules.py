@@ -15,6 +15,7 @@ from vkengine.sampler import Sampler, logprobs_of, make_processors, synthetic_ac
 from vkengine.sampling import Draft, SamplingParams
 
 V = 16
+PROMPT, EMITTED = [1], [2, 9, 2]  # what penalties count
 
 
 def test_philox_known_answers() -> None:
@@ -67,6 +68,11 @@ def expected(logits: list[float], params: SamplingParams) -> list[float]:
     x = list(logits)
     for token, bias in (params.logit_bias or {}).items():
         x[token] += bias
+    for token in {*PROMPT, *EMITTED}:
+        repetition = params.repetition_penalty
+        x[token] = x[token] / repetition if x[token] > 0 else x[token] * repetition
+    for token in set(EMITTED):
+        x[token] -= params.presence_penalty + params.frequency_penalty * EMITTED.count(token)
     x = [a / params.temperature for a in x]
     top = max(x)
     p = [math.exp(a - top) for a in x]
@@ -92,7 +98,11 @@ SETS = {
     "top_p": {"temperature": 1.2, "top_p": 0.8},
     "min_p": {"temperature": 1.0, "min_p": 0.15},
     "bias": {"temperature": 1.0, "logit_bias": {2: -100.0, 5: 2.0}},
-    "all": {"temperature": 0.9, "top_k": 9, "top_p": 0.9, "min_p": 0.05, "logit_bias": {1: 1.0}},
+    "repetition": {"temperature": 1.0, "repetition_penalty": 1.4},
+    "presence": {"temperature": 1.0, "presence_penalty": 0.7},
+    "frequency": {"temperature": 1.0, "frequency_penalty": 0.6},
+    "all": {"temperature": 0.9, "top_k": 9, "top_p": 0.9, "min_p": 0.05, "logit_bias": {1: 1.0}}
+    | {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.3},
 }
 
 
@@ -101,8 +111,9 @@ def test_e32_e33_e34_distribution_of_200000_draws(name: str) -> None:
     """Chi-square of position-keyed draws against probabilities computed independently."""
     params = SamplingParams(**SETS[name], seed=1)
     logits = torch.randn(V, generator=torch.Generator().manual_seed(3)) * 1.5
-    sampler = Sampler(params, make_processors(params, [1], [], V), 77, V)
-    scores = process(logits[None], sampler.processors, 0, [])[0]
+    sampler = Sampler(params, make_processors(params, PROMPT, [], V), 77, V)
+    sampler.commit(EMITTED, 0)
+    scores = process(logits[None], sampler.processors, sampler.generated, [])[0]
     draws = 200_000
     noise = noise_of(77, draws, V)
     assert torch.allclose(noise[123], sampler.noise_at(123))
