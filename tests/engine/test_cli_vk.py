@@ -164,10 +164,10 @@ def test_a_port_in_use_is_3_before_anything_is_loaded(vk: Vk, folder: Path) -> N
     ("profile", "number", "code"),
     [
         ("vkae", signal.SIGINT, 130),
-        ("stock", signal.SIGTERM, 0),
-        # Loading transformers takes seconds; the pairs above have each profile and each signal.
         pytest.param("vkae", signal.SIGTERM, 0, marks=pytest.mark.slow),
+        # Loading transformers takes seconds.
         pytest.param("stock", signal.SIGINT, 130, marks=pytest.mark.slow),
+        pytest.param("stock", signal.SIGTERM, 0, marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_ends_the_server_in_order(

@@ -185,6 +185,7 @@ def test_several_runs_share_one_page(tmp_path: Path) -> None:
     assert {f"out/cards/{path.name}.md" for path in made} <= written
 
 
+@pytest.mark.slow
 def test_200_cells_of_5_runs_in_5_seconds(tmp_path: Path) -> None:
     axes = "axes.seq_len=[64,96,128,192,256,384,512,768,1024,2048]"
     wide = runs.scenario(axes, "grid=full", "workload.requests=1", "measure.blocks=2")

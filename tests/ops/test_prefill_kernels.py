@@ -162,6 +162,7 @@ def test_equal_keys_and_strong_updates() -> None:
     close(mine.S[0, 0], theirs.recurrent(0, 128)[0], 1e-4)
 
 
+@pytest.mark.slow
 def test_routing_ties_nan_and_tiles() -> None:
     """Experts with no row, with more rows than a tile, tied logits, a NaN row beside others."""
     from vkengine.ops.moe import grouped
