@@ -50,22 +50,28 @@ class ServerProcess:
 
         Errors: `EnvironmentMissing`.
         """
-        with log.open("ab") as output, _signals_after_the_fork():
-            try:
-                popen = subprocess.Popen(
-                    list(command),
-                    stdin=subprocess.PIPE if listens else subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env=dict(environment) | {OWNER_VARIABLE: str(os.getpid())},
-                    start_new_session=True,
-                    preexec_fn=_die_with_parent if sys.platform == "linux" else None,
-                )
-            except OSError as error:
-                raise EnvironmentMissing(
-                    f"cannot start {command[0]!r}: {error.strerror or error}",
-                    hint="install the engine: pip install -e engine",
-                ) from error
+        popen: subprocess.Popen[bytes] | None = None
+        try:
+            with log.open("ab") as output, _signals_after_the_fork():
+                try:
+                    popen = subprocess.Popen(
+                        list(command),
+                        stdin=subprocess.PIPE if listens else subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        env=dict(environment) | {OWNER_VARIABLE: str(os.getpid())},
+                        start_new_session=True,
+                        preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                    )
+                except OSError as error:
+                    raise EnvironmentMissing(
+                        f"cannot start {command[0]!r}: {error.strerror or error}",
+                        hint="install the engine: pip install -e engine",
+                    ) from error
+        except BaseException:
+            if popen is not None:  # a signal that was held back until the child was there
+                cls(popen, log).stop(grace_s=1.0)
+            raise
         return cls(popen, log)
 
     @property

@@ -12,6 +12,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -174,6 +175,7 @@ def test_a_killed_harness_takes_its_server_along(tmp_path: Path) -> None:
     code = f"""
 import os, sys, time
 from pathlib import Path
+from typing import Any
 from finalbench.runtime.process import ServerProcess
 p = ServerProcess.start([sys.executable, "-c", "import time; time.sleep(600)"],
                         Path({str(tmp_path)!r}) / "s.log", os.environ)
@@ -293,3 +295,23 @@ def test_a_checkpoint_is_found_in_the_cache(tmp_path: Path) -> None:
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text("{}")
     assert checkpoint_folder(scenario, environment) == snapshot
+
+
+def test_a_signal_while_a_child_is_made_leaves_no_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held back until the child is there, and then there must be nobody left who knows it."""
+    made: list[subprocess.Popen[bytes]] = []
+    original = subprocess.Popen
+
+    def popen(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        made.append(original(*arguments, **options))
+        os.kill(os.getpid(), signal.SIGINT)
+        return made[0]
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    with pytest.raises(KeyboardInterrupt):
+        ServerProcess.start(
+            [sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log", os.environ
+        )
+    assert made[0].poll() is not None
