@@ -25,15 +25,18 @@ def first_in_line() -> Generator[Scheduling]:
 
     Processes started inside do not inherit it.
     """
+    left: Scheduling | None = None  # as it is, by whom or what keeps us from more
     try:
         policy = os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK
         if policy != os.SCHED_OTHER:  # somebody has decided already
-            yield "real-time" if policy in (os.SCHED_RR, os.SCHED_FIFO) else "shared"
-            return
-        lowest = os.sched_param(os.sched_get_priority_min(os.SCHED_RR))
-        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, lowest)
+            left = "real-time" if policy in (os.SCHED_RR, os.SCHED_FIFO) else "shared"
+        else:
+            lowest = os.sched_param(os.sched_get_priority_min(os.SCHED_RR))
+            os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, lowest)
     except (AttributeError, OSError):  # another system, or not allowed
-        yield "shared"
+        left = "shared"
+    if left is not None:
+        yield left
         return
     try:
         yield "real-time"
