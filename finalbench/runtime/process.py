@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
@@ -166,18 +167,27 @@ _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 @contextlib.contextmanager
 def _signals_after_the_fork() -> Generator[None]:
-    """Hold signals back while a child is made: Python drops what is raised in its fork hooks."""
-    if sys.platform != "linux":
-        yield  # the child could not take the mask off again
+    """Hold signals back while a child is made: Python drops what is raised in its fork hooks.
+
+    Handlers, not the thread's mask: a blocked signal goes to another thread, and its handler runs
+    in this one all the same.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # handlers run in the main thread only
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
+    held: list[int] = []
+    before = {number: signal.getsignal(number) for number in _INTERRUPTS}
+    for number in _INTERRUPTS:
+        signal.signal(number, lambda received, _frame: held.append(received))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for number in held:
+            signal.raise_signal(number)
 
 
 def _die_with_parent() -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import textwrap
 import time
 from collections.abc import Iterator
@@ -310,8 +311,15 @@ def test_a_signal_while_a_child_is_made_leaves_no_child(
         return made[0]
 
     monkeypatch.setattr(subprocess, "Popen", popen)
-    with pytest.raises(KeyboardInterrupt):
-        ServerProcess.start(
-            [sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log", os.environ
-        )
+    # A second thread: a signal that this one has blocked would be delivered there.
+    other, end = threading.Thread(target=lambda: end.wait(60)), threading.Event()
+    other.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ServerProcess.start(
+                [sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log", os.environ
+            )
+    finally:
+        end.set()
+        other.join()
     assert made[0].poll() is not None
