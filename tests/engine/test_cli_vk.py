@@ -160,14 +160,14 @@ def test_a_port_in_use_is_3_before_anything_is_loaded(vk: Vk, folder: Path) -> N
         assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("profile", "number", "code"),
     [
         ("vkae", signal.SIGINT, 130),
-        pytest.param("vkae", signal.SIGTERM, 0, marks=pytest.mark.slow),
-        # Loading transformers takes seconds.
-        pytest.param("stock", signal.SIGINT, 130, marks=pytest.mark.slow),
-        pytest.param("stock", signal.SIGTERM, 0, marks=pytest.mark.slow),
+        ("vkae", signal.SIGTERM, 0),
+        ("stock", signal.SIGINT, 130),
+        ("stock", signal.SIGTERM, 0),
     ],
 )
 def test_a_signal_ends_the_server_in_order(

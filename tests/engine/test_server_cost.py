@@ -24,6 +24,7 @@ def test_a_chunk_adds_under_fifty_microseconds_at_a_slow_pace(tmp_path: Path) ->
     assert added_us(found) < max(50, bare_us(found) / 2), found
 
 
+@pytest.mark.slow
 def test_the_server_takes_under_five_percent_of_stock() -> None:
     """The server's two threads beside `generate`'s: even one after the other, stock keeps 95 %."""
     engine = load_stock("vk-tiny", device="cpu", threads=1)

@@ -67,6 +67,7 @@ def _check(server: Running, path: str, raw: bytes) -> None:
         assert error["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PROMPTS)
 @fuzz
 @given(body=bodies)

@@ -224,6 +224,7 @@ def test_report_renders_again_from_files_alone(call: Call, tmp_path: Path) -> No
         assert path.read_bytes() == first.read_bytes()
 
 
+@pytest.mark.slow
 def test_doctor_measures_the_client_and_masks_secrets(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -283,6 +284,7 @@ def test_an_unknown_behaviour_of_the_toy_is_exit_2(call: Call) -> None:
     assert "nonsense" in ended.err
 
 
+@pytest.mark.slow
 def test_doctor_without_the_engine_is_exit_3(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -354,6 +356,7 @@ def test_a_signal_leaves_no_process_and_a_resumable_run(
     assert load_run(run.parent).run.status == "cancelled"
 
 
+@pytest.mark.slow
 def test_a_killed_harness_leaves_no_server_and_a_resumable_run(tmp_path: Path) -> None:
     process = cli(tmp_path, behaviours="vk:ok,step_ms=20")
     read_until(process, ": vk 32")

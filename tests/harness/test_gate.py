@@ -296,6 +296,7 @@ def test_a_pin_holds_one_sealed_run(make: Make, tmp_path: Path) -> None:
         gate(pin, old)
 
 
+@pytest.mark.slow
 def test_g10_refreshing_by_the_same_estimator_does_not_ratchet(make: Make, tmp_path: Path) -> None:
     """Twelve cycles of pure noise: each refresh takes the new run, lucky or not."""
     pin, ratios = tmp_path / "pin.json", []

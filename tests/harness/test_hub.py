@@ -395,6 +395,7 @@ def test_a_divergent_run_gets_no_entry(tmp_path: Path) -> None:
     assert entry is None and reason == "equality is divergent"
 
 
+@pytest.mark.slow
 def test_pull_verifies_and_gives_one_leaderboard(
     uploads: list[hub.Upload], fake: FakeHub, tmp_path: Path
 ) -> None:

@@ -8,8 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,11 +75,13 @@ def test_a_nonce_that_is_not_ours_is_refused_and_nothing_is_left(tmp_path: Path)
         probe.connect(("127.0.0.1", int(port)))
 
 
+@pytest.mark.slow
 def test_a_server_that_never_gets_ready_times_out(tmp_path: Path) -> None:
     with pytest.raises(ServerStartFailed, match=r"not ready after 2 s \(/health answers 503\)"):
         start(tmp_path, "ok,start_ms=60000", timeout_s=2)
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_tried_again_with_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +100,7 @@ def test_a_taken_port_is_tried_again_with_another(
         server.stop()
 
 
+@pytest.mark.slow
 def test_a_port_that_stays_taken_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +157,7 @@ def test_a_server_that_ignores_sigterm_is_killed_with_its_children(tmp_path: Pat
     assert wait_gone(process.pid, 2)
 
 
+@pytest.mark.slow
 def test_children_of_a_server_that_ended_by_itself_are_killed(tmp_path: Path) -> None:
     process = script(
         tmp_path,

@@ -106,6 +106,7 @@ def rounds(pairs: list[tuple[int, int]], m: int) -> Rows:
     return Rows.on_host(pairs, m)
 
 
+@pytest.mark.slow
 def test_gdn_rounds_and_rollback() -> None:
     """Three rounds, the second partly rejected: state and outputs follow the reference."""
     from vkengine.ops.gdn import triton as kernels
@@ -128,6 +129,7 @@ def test_gdn_rounds_and_rollback() -> None:
         poison(ws)
 
 
+@pytest.mark.slow
 def test_attention_rounds() -> None:
     """Rows before, across and after a split's boundary, with two sequences apart."""
     from vkengine.ops.attention import triton as kernels
