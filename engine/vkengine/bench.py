@@ -11,16 +11,16 @@ import statistics
 import tempfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 from .checkpoint import random_model
 from .config import KNOWN_SHAPES, ModelConfig
+from .costs import RoundCosts, round_costs
 from .graph import Round
 from .lanes import Lanes
 from .models.layout import ModelWeights
@@ -212,14 +212,18 @@ def measure_round(
 def bench_decode(
     model: str,
     *,
-    depths: tuple[int, ...] = (0, 3),
+    depths: tuple[int, ...] = (0, 1, 2, 3),
     layers: int | None = None,
+    experts_per_token: int | None = None,
     context: int = 1024,
     rounds: int = 150,
     acceptance: float = 0.8,
 ) -> dict[str, Any]:
-    """The document `vk bench` prints for a GPU profile."""
+    """The document `vk bench --kernels` prints. Fewer ``experts_per_token`` than the shape has tell
+    the bytes of experts from the fixed cost of their kernels."""
     config = KNOWN_SHAPES[model]
+    if experts_per_token is not None:
+        config = replace(config, experts_per_token=experts_per_token)
     if layers is not None:
         config = replace(config, num_layers=layers, layer_types=config.layer_types[:layers])
     subject = Subject(config, 2032)
@@ -233,10 +237,13 @@ def bench_decode(
         )
         for k in depths
     ]
+    costs = round_costs({row["k"]: row["step_us"] for row in rows})
     return {
         "schema_version": 1,
         "model": model,
         "layers": config.num_layers,
+        "experts_per_token": config.experts_per_token,
+        "costs": None if costs is None else asdict(costs),
         "device": torch.cuda.get_device_name(),
         "versions": {"torch": torch.__version__},
         "memory_gib": torch.cuda.max_memory_allocated() / 2**30,
@@ -246,7 +253,11 @@ def bench_decode(
 
 def render(document: dict[str, Any]) -> str:
     """The document as a table for a terminal."""
-    lines = [f"{document['model']} x{document['layers']} layers on {document['device']}"]
+    experts = document["experts_per_token"]
+    title = f"{document['model']} x{document['layers']} layers on {document['device']}"
+    lines = [title + (f", {experts} experts a token" if experts else "")]
+    if document["costs"] is not None:
+        lines.append(str(RoundCosts(**document["costs"])))
     for row in document["rounds"]:
         lines.append(
             f"k={row['k']}: {row['step_us']:.0f} us a round, {row['tokens_per_round']:.3f} tokens, "
@@ -262,7 +273,3 @@ def render(document: dict[str, Any]) -> str:
                 f"(runs {part['us_each']:7.2f})  {rate}  total {part['adds_us']:8.1f}"
             )
     return "\n".join(lines)
-
-
-def weights_bytes(tensors: list[Tensor]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)

@@ -166,6 +166,9 @@ def bench(
     kernels: Annotated[
         bool, typer.Option(help="On a GPU: rounds on random weights, kernel by kernel.")
     ] = False,
+    experts_per_token: Annotated[
+        int | None, typer.Option(min=1, help="With --kernels: another number than the model's.")
+    ] = None,
     stdin: Annotated[
         bool,
         typer.Option("--stdin", help="With --bare: JSON lists of token ids, timed as they come."),
@@ -177,8 +180,10 @@ def bench(
         raise typer.BadParameter("--bare times transformers' generate: it needs --profile stock")
     if stdin and not bare:
         raise typer.BadParameter("--stdin takes turns with a server: it needs --bare")
+    if experts_per_token is not None and not kernels:
+        raise typer.BadParameter("--experts-per-token splits a kernel's time: it needs --kernels")
     if kernels:
-        document, text = _kernels(model, prompt_tokens)
+        document, text = _kernels(model, prompt_tokens, experts_per_token)
     else:
         engine = load_engine_for(
             model, profile, weights, device, dtype, threads, None, 1, parse_draft(draft)
@@ -205,18 +210,21 @@ def bench(
         _write(text + "\n")
 
 
-def _kernels(model: str, context: int) -> tuple[dict[str, Any], str]:
+def _kernels(model: str, context: int, experts: int | None) -> tuple[dict[str, Any], str]:
     import torch
 
     from .config import KNOWN_SHAPES
 
     if model not in KNOWN_SHAPES:
         raise typer.BadParameter(f"--kernels: '{model}' is none of {', '.join(KNOWN_SHAPES)}")
+    most = KNOWN_SHAPES[model].experts_per_token
+    if experts is not None and experts > most:
+        raise typer.BadParameter(f"--experts-per-token: {model} takes {most} a token")
     if not torch.cuda.is_available():
         raise StartFailed("--kernels needs a CUDA device")
     from .bench import bench_decode, render
 
-    document = bench_decode(model, context=context)
+    document = bench_decode(model, context=context, experts_per_token=experts)
     return document, render(document)
 
 

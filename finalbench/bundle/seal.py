@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -126,26 +126,42 @@ def read_manifest(run_dir: Path) -> Manifest:
     return manifest
 
 
-def verify(run_dir: Path, *, recompute: bool = True, signed_by: str | None = None) -> Verification:
+def verify(
+    run_dir: Path,
+    *,
+    recompute: bool = True,
+    signed_by: str | None = None,
+    found: Callable[[Problem], None] = lambda _: None,
+) -> Verification:
     """Hash every file, then derive every number again. Broken hashes end the check early.
 
-    `signed_by`: hex of the public key that must have signed the seal.
+    `signed_by`: hex of the public key that must have signed the seal. `found` is called with each
+    problem at once: a broken hash is known in a second, which field it is in may take many.
     """
     try:
         manifest = read_manifest(run_dir)
     except BundleBroken as error:
         problem = Problem(file=MANIFEST_FILE, field=None, message=str(error))
+        found(problem)
         return Verification(
             run_id=None, root=None, problems=(problem,), files=0, bytes=0, signed_by=None
         )
-    problems = list(_hash_problems(run_dir, manifest))
+    problems: list[Problem] = []
+
+    def note(problem: Problem) -> None:
+        problems.append(problem)
+        found(problem)
+
+    for problem in _hash_problems(run_dir, manifest):
+        note(problem)
     if recompute and [p.file for p in problems] in ([], [METRICS_FILE]):
-        problems += _recomputed(run_dir)
+        for problem in _recomputed(run_dir):
+            note(problem)
     signer, fault = check_signature(run_dir, manifest.root)
     if fault is None and signed_by is not None and signer != signed_by:
         fault = f"signed by {signer}, not by {signed_by}" if signer else "there is no signature"
     if fault is not None:
-        problems.append(Problem(file=SIGNATURE_FILE, field=None, message=fault))
+        note(Problem(file=SIGNATURE_FILE, field=None, message=fault))
     return Verification(
         run_id=manifest.run_id,
         root=manifest.root,

@@ -11,6 +11,7 @@ import typer
 from finalbench.cli.options import JsonOption, print_json
 
 if TYPE_CHECKING:
+    from finalbench.bundle import Problem, Verification
     from finalbench.gate import GateResult
 
 STEP_SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
@@ -38,19 +39,42 @@ def verify(
     """Hash every file of a sealed run and derive every number again from the raw records."""
     from finalbench.bundle import verify as verify_bundle
 
-    results = [(run, verify_bundle(run, signed_by=signed_by)) for run in runs]
+    results = []
+    for run in runs:
+        shown = _Shown(run, quiet=as_json)
+        result = verify_bundle(run, signed_by=signed_by, found=shown.problem)
+        shown.end(result)
+        results.append((run, result))
     if as_json:
         found = [{"run": str(run)} | result.model_dump(mode="json") for run, result in results]
         print_json({"schema_version": 1, "runs": found})
-    else:
-        for run, result in results:
-            signed = f", signed by {result.signed_by[:16]}" if result.signed_by else ""
-            typer.echo(f"{run}: {'ok' if result.ok else 'BROKEN'}{signed}")
-            for problem in result.problems:
-                field = f", {problem.field}" if problem.field else ""
-                typer.echo(f"  {problem.file}{field}: {problem.message}")
     if not all(result.ok for _, result in results):
         raise typer.Exit(5)
+
+
+class _Shown:
+    """A run's check as lines, each problem as soon as it is known."""
+
+    def __init__(self, run: Path, *, quiet: bool) -> None:
+        self._run, self._quiet, self._broken = run, quiet, False
+
+    def problem(self, problem: Problem) -> None:
+        if not self._broken:
+            self._say(f"{self._run}: BROKEN")
+            self._broken = True
+        field = f", {problem.field}" if problem.field else ""
+        self._say(f"  {problem.file}{field}: {problem.message}")
+
+    def end(self, result: Verification) -> None:
+        signed = f"signed by {result.signed_by[:16]}" if result.signed_by else ""
+        if not self._broken:
+            self._say(f"{self._run}: ok{signed and f', {signed}'}")
+        elif signed:
+            self._say(f"  {signed}")
+
+    def _say(self, line: str) -> None:
+        if not self._quiet:
+            typer.echo(line)
 
 
 def sign(

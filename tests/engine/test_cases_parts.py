@@ -8,6 +8,8 @@ import pytest
 import torch
 from qwen import VOCAB, checkpoint, engine, generate, prompt
 from torch import Tensor
+from vkengine.bench import render
+from vkengine.costs import round_costs
 from vkengine.engine import Engine, load_engine
 from vkengine.models.layout import GdnWeights, MoeWeights
 from vkengine.ops.linear import pack
@@ -209,3 +211,47 @@ def test_the_number_of_threads_is_the_engines_own() -> None:
         assert torch.get_num_threads() == eng.settings()["threads"] == 1
     finally:
         torch.set_num_threads(before)
+
+
+def test_e86_e90_the_benchmark_fits_what_drafts_cost() -> None:
+    costs = round_costs({0: 2000.0, 1: 2700.0, 2: 3100.0, 3: 3500.0})
+    assert costs is not None
+    assert (costs.base_us, costs.fixed_us, costs.slope_us) == pytest.approx((2000, 300, 400))
+    assert costs.multiplier == pytest.approx({1: 1.35, 2: 1.55, 3: 1.75})
+    assert "2000 us + 300 us with drafts + 400 us a draft; k=1 1.35x" in str(costs)
+    assert round_costs({0: 2000.0, 3: 3500.0}) is None
+    assert round_costs({1: 2700.0, 2: 3100.0}) is None
+
+
+def test_e93_the_benchmark_prints_bytes_a_second_beside_microseconds() -> None:
+    part = {
+        "label": "gate_up 8 pairs",
+        "count": 40,
+        "us": 400.0,
+        "adds_us": 380.0,
+        "bytes": 1_340_000_000,
+        "tb_s": 3.526,
+        "us_each": 10.0,
+        "adds_each": 9.5,
+    }
+    row = {
+        "k": 0,
+        "step_us": 2000.0,
+        "tokens_per_round": 1.0,
+        "tok_s": 500.0,
+        "kernels": 254,
+        "tb_s": 3.1,
+        "profile": [part],
+    }
+    text = render(
+        {
+            "model": "m",
+            "layers": 40,
+            "device": "a card",
+            "experts_per_token": 8,
+            "costs": None,
+            "rounds": [row],
+        }
+    )
+    assert "adds    9.50 us" in text
+    assert "3.53 TB/s" in text

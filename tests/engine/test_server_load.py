@@ -7,17 +7,17 @@ with `-s`, the test prints its figures.
 from __future__ import annotations
 
 import gc
-import http.client
-import json
+import multiprocessing
 import os
-import random
 import threading
-import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import load_clients
 import psutil
 import pytest
+from load_clients import KINDS, Tally
 from serving import Running, running, wait_until
 from vkengine.digest import checkpoint_folder
 from vkengine.load import load_engine
@@ -26,9 +26,7 @@ from vkengine.server.driver import Driver, Job
 from vkengine.tokenizer import Tokenizer
 
 SECONDS = float(os.environ.get("VK_LOAD_SECONDS", "60"))
-CLIENTS = 200
 SLOTS = 8
-KINDS = 12  # distinct requests, so that each answer can be held against the first of its kind
 
 
 @dataclass
@@ -61,88 +59,17 @@ class Queue:
         return sum(b < a for a, b in pairwise(turns))
 
 
-@dataclass
-class Tally:
-    answers: dict[int, list[int]] = field(default_factory=dict)
-    faults: list[str] = field(default_factory=list)
-    first_token_s: list[float] = field(default_factory=list)
-    finished: int = 0
-    left: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
-def _body(kind: int) -> bytes:
-    return json.dumps(
-        {
-            "prompt": [(kind * 31 + i * 7) % 4000 + 1 for i in range(3 + kind * 5)],
-            "max_tokens": 8 + kind,
-            "temperature": 0.8 if kind % 2 else 0.0,
-            "seed": kind,
-            "ignore_eos": True,
-            "stream": True,
-            "return_token_ids": True,
-            "stream_options": {"include_usage": True},
-        }
-    ).encode()
-
-
-def _client(server: Running, number: int, until_s: float, tally: Tally) -> None:
-    rng = random.Random(number)
-    while time.monotonic() < until_s:
-        kind, leaves = rng.randrange(KINDS), rng.random() < 0.2
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
-        began = time.monotonic()
-        connection.request("POST", "/v1/completions", _body(kind))
-        if leaves and rng.random() < 0.5:
-            time.sleep(rng.random() * 0.2)
-            connection.close()
-            with tally.lock:
-                tally.left += 1
-            continue
-        response = connection.getresponse()
-        ids: list[int] = []
-        usage, first_s = None, None
-        while (line := response.readline()) and line != b"data: [DONE]\n":
-            if not line.startswith(b"data: "):
-                continue
-            event = json.loads(line[6:])
-            usage = event.get("usage", usage)
-            for choice in event.get("choices", []):
-                ids += choice["token_ids"]
-                first_s = first_s or time.monotonic() - began
-            if leaves and len(ids) > 3:
-                break
-        connection.close()
-        with tally.lock:
-            if leaves:
-                tally.left += 1
-                continue
-            tally.finished += 1
-            tally.first_token_s.append(first_s or 0.0)
-            if response.status != 200 or usage is None or usage["completion_tokens"] != len(ids):
-                tally.faults.append(f"{response.status} {usage} {len(ids)}")
-            elif tally.answers[kind] != ids:
-                tally.faults.append(f"kind {kind} gave other tokens")
-
-
 def _alone(server: Running, kind: int) -> list[int]:
     """What a kind of request gives when nobody else asks: no token lost, none twice."""
-    reply = server.send("POST", "/v1/completions", _body(kind))
+    reply = server.send("POST", "/v1/completions", load_clients.body(kind))
     ids = [i for choice in reply.chunks for i in choice["token_ids"]]
     assert len(ids) == 8 + kind
     return ids
 
 
 def _round(server: Running, seconds: float, answers: dict[int, list[int]]) -> Tally:
-    tally = Tally(answers)
-    until_s = time.monotonic() + seconds
-    threads = [
-        threading.Thread(target=_client, args=(server, n, until_s, tally)) for n in range(CLIENTS)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as clients:
+        tally = clients.submit(load_clients.run, server.port, seconds, answers).result()
     wait_until(server.idle, 60)
     return tally
 

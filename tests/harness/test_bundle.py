@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import sys
 import time
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from finalbench.bundle import (
     METRICS_FILE,
     NOT_PROVEN,
     SIGNATURE_FILE,
+    Derived,
+    Problem,
     derive,
     differences,
     load_checked,
@@ -30,7 +33,7 @@ from finalbench.bundle import (
     write_metrics,
 )
 from finalbench.errors import BundleBroken, EnvironmentMissing, UsageError
-from finalbench.record import load_run
+from finalbench.record import RunRecords, load_run
 
 NOW = "2026-11-30T22:10:00+00:00"
 
@@ -332,6 +335,30 @@ def test_a_flipped_byte_in_100_mb_is_named_in_under_2_seconds(sealed: Path) -> N
     start = time.monotonic()
     assert named(sealed) == [("logs/big.log", None)]
     assert time.monotonic() - start < 2.0
+
+
+def test_a_flipped_metric_is_told_before_anything_is_derived(
+    sealed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hash names the file at once; the field follows, after all records were read."""
+    data = bytearray((sealed / METRICS_FILE).read_bytes())
+    place = data.index(b'"decode_tok_s": ') + len(b'"decode_tok_s": ')
+    data[place] ^= 1
+    (sealed / METRICS_FILE).write_bytes(data)
+    told: list[Problem] = []
+    known_before: list[int] = []
+
+    def watched(records: RunRecords) -> Derived:
+        known_before.append(len(told))
+        return derive(records)
+
+    # The package's function `seal` hides its module of the same name.
+    monkeypatch.setattr(sys.modules["finalbench.bundle.seal"], "derive", watched)
+    found = verify(sealed, found=told.append)
+    assert tuple(told) == found.problems
+    assert known_before == [1]
+    assert (told[0].file, told[0].field) == (METRICS_FILE, None)
+    assert "decode_tok_s" in str(told[1].field)
 
 
 def test_a_resumed_run_is_no_longer_sealed(tmp_path: Path) -> None:

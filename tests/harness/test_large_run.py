@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from run_records import MS, a_request, a_run, a_server, scenario
@@ -99,14 +100,21 @@ step("seal", lambda: seal(path))
 times["problems"] = len(step("verify", lambda: verify(path)).problems)
 head = step("aggregate", lambda: analyse(path)).headline
 times["ratio"] = head.ratio
+metrics = path / "metrics.json"
+data = bytearray(metrics.read_bytes())
+data[len(data) // 2] ^= 1
+metrics.write_bytes(data)
+begun, told = time.monotonic(), []
+verify(path, found=lambda problem: told.append((time.monotonic() - begun, problem)))
+times["flip_file"], times["flip_told"] = told[0][1].file, round(told[0][0], 2)
 times["bytes"] = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
 times["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(json.dumps(times))
 """
 
 
-def measured(path: Path, requests: int) -> dict[str, float]:
-    """Seconds of each step and the peak memory, in a process of its own."""
+def measured(path: Path, requests: int) -> dict[str, Any]:
+    """Seconds of each step, peak memory and a flip's finding, in a process of its own."""
     command = [sys.executable, "-c", STEPS, str(path), str(Path(__file__).parent), str(requests)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -117,6 +125,7 @@ def test_the_same_steps_on_a_small_run(tmp_path: Path) -> None:
     found = measured(tmp_path / "run", 1_500)
     assert found["requests"] == 1_500
     assert found["problems"] == 0
+    assert found["flip_file"] == "metrics.json"
     # A request takes 50 ms, 63 steps of 8 or 20 ms, and 2 ms until the next: 1,312 against 556 ms.
     assert found["ratio"] == pytest.approx(1_312 / 556, rel=0.05)
 
@@ -131,3 +140,5 @@ def test_a_hundred_thousand_requests_within_three_minutes_and_1_5_gib(tmp_path: 
     seconds = sum(found[name] for name in ("write", "seal", "verify", "aggregate"))
     assert seconds < MAX_SECONDS, found
     assert found["peak_bytes"] < MAX_BYTES, found
+    assert found["flip_file"] == "metrics.json"
+    assert found["flip_told"] < 2.0, found
