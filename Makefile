@@ -52,6 +52,7 @@ nightly: $(STAMP)  ## Run mutation tests and long simulations
 
 .PHONY: report
 report: $(STAMP)  ## Generate reports/ from results/reference/
+	rm -rf reports/cards
 	$(BIN)/finalbench report results/reference/* --out reports --claims results/claims.yaml
 
 .PHONY: gate
