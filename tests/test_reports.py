@@ -31,6 +31,6 @@ def test_reports_are_what_the_records_give(tmp_path: Path) -> None:
         for p in (ROOT / "reports").rglob("*")
         if p.is_file()
     }
-    assert sorted(made) == sorted(kept)
+    assert sorted(made) == sorted(kept), "run `make report` and commit reports/"
     differing = [str(name) for name in made if made[name] != kept[name]]
     assert differing == [], "run `make report` and commit reports/"

@@ -219,7 +219,8 @@ def _kernels(model: str, context: int, experts: int | None) -> tuple[dict[str, A
         raise typer.BadParameter(f"--kernels: '{model}' is none of {', '.join(KNOWN_SHAPES)}")
     most = KNOWN_SHAPES[model].experts_per_token
     if experts is not None and experts > most:
-        raise typer.BadParameter(f"--experts-per-token: {model} takes {most} a token")
+        has = f"takes 1 to {most} a token" if most else "is dense: leave it out"
+        raise typer.BadParameter(f"--experts-per-token: {model} {has}")
     if not torch.cuda.is_available():
         raise StartFailed("--kernels needs a CUDA device")
     from .bench import bench_decode, render

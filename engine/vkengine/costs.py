@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -29,9 +30,5 @@ def round_costs(step_us: Mapping[int, float]) -> RoundCosts | None:
     if 0 not in step_us or len(depths) < 2:
         return None
     base = step_us[0]
-    mean_k = sum(depths) / len(depths)
-    mean_us = sum(step_us[k] for k in depths) / len(depths)
-    slope = sum((k - mean_k) * (step_us[k] - mean_us) for k in depths)
-    slope /= sum((k - mean_k) ** 2 for k in depths)
-    fixed = mean_us - slope * mean_k - base
-    return RoundCosts(base, fixed, slope, {k: step_us[k] / base for k in depths})
+    slope, at_zero = statistics.linear_regression(depths, [step_us[k] for k in depths])
+    return RoundCosts(base, at_zero - base, slope, {k: step_us[k] / base for k in depths})

@@ -176,14 +176,16 @@ def _signals_after_the_fork() -> Generator[None]:
         yield  # handlers run in the main thread only
         return
     held: list[int] = []
-    before = {number: signal.getsignal(number) for number in _INTERRUPTS}
-    for number in _INTERRUPTS:
+    handlers = {number: signal.getsignal(number) for number in _INTERRUPTS}
+    # One that Python did not set could not be put back.
+    before = {number: handler for number, handler in handlers.items() if handler is not None}
+    for number in before:
         signal.signal(number, lambda received, _frame: held.append(received))
     try:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            signal.signal(number, handler)
         for number in held:
             signal.raise_signal(number)
 

@@ -249,6 +249,22 @@ def test_bare_bench_in_turns(vk: Vk, folder: Path) -> None:
     assert "--bare" in vk("bench", str(folder), "--stdin").stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("qwen35-35b-a3b", "--experts-per-token", "4"), "needs --kernels"),
+        (("qwen35-35b-a3b", "--kernels", "--experts-per-token", "9"), "takes 1 to 8 a token"),
+        (("qwen36-27b", "--kernels", "--experts-per-token", "1"), "is dense"),
+    ],
+)
+def test_bench_refuses_a_wrong_number_of_experts(
+    vk: Vk, arguments: tuple[str, ...], reason: str
+) -> None:
+    result = vk("bench", *arguments)
+    assert result.returncode == 2
+    assert reason in " ".join(result.stderr.replace("│", " ").split())
+
+
 def test_the_readmes_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
     readme = Path(__file__).parents[2] / "engine" / "README.md"
     code = readme.read_text("utf-8").split("```python\n")[1].split("```")[0]

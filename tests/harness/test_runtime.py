@@ -312,6 +312,7 @@ def test_a_signal_while_a_child_is_made_leaves_no_child(
     def popen(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
         made.append(original(*arguments, **options))
         os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)  # whichever thread takes it has taken it
         return made[0]
 
     monkeypatch.setattr(subprocess, "Popen", popen)
