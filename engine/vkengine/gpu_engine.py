@@ -17,23 +17,19 @@ from torch import Tensor
 
 from .engine import Engine
 from .feed import Feed
-from .gpu_guided import Flight, GuidedRounds
+from .gpu_flights import HEAD_ROWS, MAX_K, Flight, Flights
+from .gpu_guided import GuidedRounds
 from .gpu_prefill import Prefill
 from .graph import Round
-from .lanes import TURNS, WIDTH, Lanes
+from .lanes import WIDTH, Lanes
 from .output import Output
 from .sampler import Sampler, logprobs_of
 from .sampling import SamplingParams
 from .sequence import Sequence
 from .step import Model
 
-#: Rounds the kernels hold; deeper drafts are cut to it.
-MAX_K = 7
-#: Draft head rows when a request does not say.
-HEAD_ROWS = 32768
 
-
-class GpuEngine(GuidedRounds, Engine):
+class GpuEngine(Flights, GuidedRounds, Engine):
     """Same contract as :class:`~vkengine.engine.Engine`."""
 
     def __init__(self, model: Model, *, capture: tuple[int, ...], **kwargs: Any) -> None:
@@ -51,10 +47,14 @@ class GpuEngine(GuidedRounds, Engine):
         self.limits: dict[str, int] = {}  # drafts that wait on the device, by request
         self.depths: dict[str, int] = {}  # what `auto` chose for the next round
         self.turn = 0  # rounds begun, as the lanes count them
+        self.pairs = True  # two rounds may go as one graph
         self.launch_us = 0.0
         self.routing: list[float] = []
         for k in capture:
-            self._round(1, k, k > 0, HEAD_ROWS).capture()
+            one = self._round(1, k, k > 0, HEAD_ROWS)
+            one.capture()
+            if not k and self.pairs:
+                one.capture("twice")
         self.prefill.warm()
         if capture:
             self.launch_us = self._measure_launch(capture[0])
@@ -201,49 +201,6 @@ class GpuEngine(GuidedRounds, Engine):
         mtp = any(s.draft.active and s.draft.method == "mtp" for s in self.lane)
         wanted = [s.draft.head_rows for s in self.lane if s.draft.head_rows is not None]
         return self._round(batch, depth, mtp and depth > 0, max(wanted, default=HEAD_ROWS))
-
-    def _worth_another(self) -> bool:
-        """One more round may be launched ahead unless every lane may end with the one in flight."""
-        if len(self.flights) > 1:
-            return False
-        ahead = sum(flight.proposed[0] + 1 if flight.proposed else 1 for flight in self.flights)
-        return any(
-            len(s.output) + ahead < s.params.max_tokens
-            and s.position + ahead + MAX_K + 1 < s.limit
-            and s.auto is None
-            for s in self.lane
-        )
-
-    def _launch(self) -> None:
-        one = self._current()
-        one.replay()
-        self._fly(one)
-
-    def _fly(self, one: Round) -> None:
-        self.turn += 1
-        record = one.lanes.host[self.turn % TURNS]
-        done = torch.cuda.Event()
-        done.record()
-        proposed = [min(self.limits[s.request_id], one.k) for s in self.lane]
-        for s in self.lane:
-            cap = MAX_K if s.auto is not None else self._depth(s)
-            self.limits[s.request_id] = min(one.k, cap) if one.mtp else 0
-        self.flights.append(Flight(list(self.lane), proposed, record, done))
-
-    def _land_all(self) -> None:
-        while self.flights:
-            self._land()
-
-    def _land(self) -> None:
-        """Read the oldest record and hand out its tokens."""
-        flight = self.flights.pop(0)
-        flight.done.synchronize()
-        for s, proposed, row in zip(
-            flight.who, flight.proposed, flight.record.tolist(), strict=False
-        ):
-            if self._running.get(s.request_id) is not s or s.finish is not None:
-                continue
-            self._take(s, proposed, row[: row[WIDTH - 1]], None)
 
     def _take(self, s: Sequence, proposed: int, tokens: list[int], logits: Tensor | None) -> None:
         if not tokens or min(tokens) < 0:

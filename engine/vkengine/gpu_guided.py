@@ -6,7 +6,6 @@ commits them: the tokens of a round that the kernels run alone, at one synchroni
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,16 +18,6 @@ from .sequence import Sequence
 
 if TYPE_CHECKING:
     from .gpu_engine import GpuEngine
-
-
-@dataclass(slots=True)
-class Flight:
-    """A round that has been launched: who was in which lane, and where its record will land."""
-
-    who: list[Sequence]
-    proposed: list[int]
-    record: Tensor  # [B, 16] i32, pinned
-    done: torch.cuda.Event
 
 
 class GuidedRounds:
@@ -52,10 +41,10 @@ class GuidedRounds:
         who, kept = list(self.lane), None
         if any(s.params.logprobs is not None for s in who):
             kept = logits.clone()
-        self._fly(one)
+        self._fly(one, 1)
         flight = self.flights.pop()
         flight.done.synchronize()
-        for i, (s, row) in enumerate(zip(who, flight.record.tolist(), strict=False)):
+        for i, (s, row) in enumerate(zip(who, flight.records[0].tolist(), strict=False)):
             own = kept[i * m : (i + 1) * m] if kept is not None else None
             self._take(s, flight.proposed[i], row[: row[WIDTH - 1]], own)
 

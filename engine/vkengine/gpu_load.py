@@ -8,7 +8,8 @@ import torch
 
 from .checkpoint import CheckpointError
 from .config import ModelConfig
-from .gpu_engine import MAX_K, GpuEngine
+from .gpu_engine import GpuEngine
+from .gpu_flights import MAX_K
 from .models.layout import ModelWeights
 from .routing import distinct_experts
 from .rows import Workspace

@@ -90,6 +90,11 @@ class Round:
         self.choose()
         self.finish()
 
+    def twice(self) -> None:
+        """Two rounds."""
+        self.run()
+        self.run()
+
     def verify(self) -> None:
         """Embedding, layers and the head's logits for the rows of the round."""
         self.project("verify", self.layers(), self.weights.head)
@@ -268,7 +273,7 @@ class Round:
         )
 
     def capture(self, part: str = "run") -> None:
-        """Record ``part`` ("run", "verify" or "finish") as a graph. The lanes are parked on the
+        """Record ``part`` (run, twice, verify or finish) as a graph. The lanes are parked on the
         null slot meanwhile: no running sequence is touched. Replays allocate nothing."""
         lanes = self.lanes
         moved = [*lanes.per_lane(), lanes.turn]

@@ -10,7 +10,7 @@ from torch import Tensor
 #: Columns of the token and record rows: up to 9 tokens; the record's last column is the count.
 WIDTH = 16
 #: Records that the host may still have to read while further rounds run.
-TURNS = 4
+TURNS = 8
 
 
 def host_records(batch: int, device: torch.device) -> Tensor:
@@ -39,7 +39,7 @@ class Lanes:
     banned: Tensor  # [B, 4] i32: ids forbidden before ban_until, -1 for none
     ban_until: Tensor  # [B] i32: absolute position
     turn: Tensor  # [1] i32: rounds begun
-    host: Tensor  # [4, B, 16] i32 in the host's memory: the record of round ``turn % 4``
+    host: Tensor  # [8, B, 16] i32 in the host's memory: the record of round ``turn % 8``
 
     @staticmethod
     def make(batch: int, null_slot: int, device: torch.device) -> Lanes:

@@ -31,15 +31,17 @@ def main(model: str, depths: list[int], equality: bool) -> None:
     )
     prompt = torch.randint(0, 30000, (1024,), generator=torch.Generator().manual_seed(1)).tolist()
     texts: dict[str, list[int]] = {}
-    cases = [(k, 0.8, 0.0) for k in depths]
+    cases: list[tuple[int, float | None, float, bool]] = [(k, 0.8, 0.0, True) for k in depths]
+    cases += [(0, None, 0.0, False), (0, None, 0.0, True)]
     if equality:
-        cases += [(3, None, 0.0), (3, None, 0.7), (0, None, 0.7)]
-    for k, acceptance, temperature in cases:
+        cases += [(3, None, 0.0, True), (3, None, 0.7, True), (0, None, 0.7, True)]
+    for k, acceptance, temperature, pairs in cases:
         rates = []
+        engine.pairs = pairs  # two rounds a graph, where there are no drafts
         for turn in range(3):
             draft = Draft("mtp", k, None, acceptance) if k else Draft()
             params = SamplingParams(
-                max_tokens=384, temperature=temperature, ignore_eos=True, seed=7, draft=draft
+                max_tokens=512, temperature=temperature, ignore_eos=True, seed=7, draft=draft
             )
             engine.add("r", prompt, params)
             began = time.perf_counter()
@@ -63,7 +65,7 @@ def main(model: str, depths: list[int], equality: bool) -> None:
             if turn == 2:
                 length = 1 + stats.accepted_tokens / max(1, stats.drafts)
                 print(
-                    f"k={k} acceptance={acceptance} T={temperature}: "
+                    f"k={k} acceptance={acceptance} T={temperature} pairs={pairs}: "
                     f"{', '.join(f'{r:.1f}' for r in rates)} tok/s, "
                     f"{length:.3f} tokens a round, first token {(first - began) * 1e3:.0f} ms"
                 )
