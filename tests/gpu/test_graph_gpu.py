@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from vkengine.bench import recorded
 from vkengine.checkpoint import random_model
 from vkengine.config import KNOWN_SHAPES
 from vkengine.graph import Round
@@ -146,3 +147,16 @@ def test_synthetic_acceptance_counts(weights: ModelWeights) -> None:
     counts = [len(one.step(3, False)[0]) for _ in range(200)][1:]
     mean = sum(counts) / len(counts)
     assert abs(mean - 2.952) < 0.35, mean
+
+
+def test_synthetic_rounds_launch_what_compared_rounds_launch(weights: ModelWeights) -> None:
+    """Acceptance is a number on the device: kernels and bytes are those of forced drafts."""
+    one, seen = Driver(weights, 1), []
+    for acceptance in (None, 0.8):
+        one.start([5], 0.0, acceptance=acceptance)
+        one.lanes.limit.fill_(3)
+        with recorded() as launches:
+            one.round(3).run()
+        torch.cuda.synchronize()
+        seen.append([(launch.label, launch.n_bytes) for launch in launches])
+    assert seen[0] == seen[1] and len(seen[0]) > 4 * 6
