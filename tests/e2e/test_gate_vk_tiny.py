@@ -79,5 +79,7 @@ def test_the_same_commit_passes_or_is_open_and_ten_percent_slower_fails(tmp_path
         assert code == 1, document["reasons"]
         assert document["outcome"] == "regression"
         assert cell["verdict"] == "SLOWER"
-        assert cell["interval"][0] < 0.9 < cell["interval"][1]
+        # One interval in twenty misses the truth; one twice as wide hardly ever.
+        low, high = cell["interval"]
+        assert low - (high - low) / 2 < 0.9 < high + (high - low) / 2, cell["interval"]
         return
