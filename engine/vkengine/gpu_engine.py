@@ -50,12 +50,17 @@ class GpuEngine(Flights, GuidedRounds, Engine):
         self.pairs = True  # two rounds may go as one graph
         self.launch_us = 0.0
         self.routing: list[float] = []
+        began = time.monotonic()
         for k in capture:
             one = self._round(1, k, k > 0, HEAD_ROWS)
             one.capture()
             if not k and self.pairs:
                 one.capture("twice")
+        captured = time.monotonic()
         self.prefill.warm()
+        warmed = time.monotonic()
+        #: What the start spent its time on; compiling kernels for the first time is the most of it.
+        self.load_s = {"graphs": captured - began, "prompt kernels": warmed - captured}
         if capture:
             self.launch_us = self._measure_launch(capture[0])
 

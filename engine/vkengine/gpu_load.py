@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import torch
@@ -31,7 +32,10 @@ def load_cuda_engine(
     """Weights on the GPU, state for all slots, graphs for one stream at the usual depths."""
     device = torch.device("cuda")
     with torch.inference_mode():
+        began = time.monotonic()
         parameters = weights_for(cache_length(max_len))
+        torch.cuda.synchronize()
+        weights_s = time.monotonic() - began
         if default_draft.active and default_draft.method == "mtp" and parameters.mtp is None:
             missing = parameters.missing_mtp
             what = f"tensor {missing[0]} is missing" if missing else "the model has no MTP module"
@@ -50,6 +54,7 @@ def load_cuda_engine(
             weights=weights,
             default_draft=default_draft,
         )
+        engine.load_s = {"weights": weights_s} | engine.load_s
         if config.num_experts and weights.startswith("random"):
             engine.routing = distinct_experts(model)
         return engine

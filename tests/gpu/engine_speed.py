@@ -27,7 +27,7 @@ def main(model: str, depths: list[int], equality: bool) -> None:
     ready = time.monotonic() - start
     gib = torch.cuda.max_memory_allocated() / 2**30
     print(
-        f"{model}: ready in {ready:.1f} s, {gib:.1f} GiB, {engine.settings()['host_launch_us']} us launch"
+        f"{model}: ready in {ready:.1f} s, {gib:.1f} GiB, {engine.settings()['host_launch_us']} us launch, {engine.load_s}"
     )
     prompt = torch.randint(0, 30000, (1024,), generator=torch.Generator().manual_seed(1)).tolist()
     texts: dict[str, list[int]] = {}

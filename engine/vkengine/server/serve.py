@@ -90,6 +90,10 @@ def serve(
         server = _Server(config)
         stop.server = server
         announce(f"vk: serving {engine.model_name} ({engine.profile}) on http://{host}:{port}")
+        load_s = getattr(engine, "load_s", None)
+        if load_s:
+            parts = ", ".join(f"{name} {spent:.1f} s" for name, spent in load_s.items())
+            announce(f"vk: loading took {parts}")
         state_bytes = engine.settings().get("state_bytes_per_sequence")
         if state_bytes:
             announce(
